@@ -1,0 +1,184 @@
+-- The functions of agents and of the operator: a node's time, its life and its recovery. Nothing here votes.
+-- The agent loads this library as soon as it sees the server. No function takes KEYS; candidates' users may call none.
+
+-- enter(life, cap): begins a new life of this node's memory, closed.   OK | ALIVE life
+local function enter(_, args)
+  local life, cap = args[1], tonumber(args[2])
+  local node = read_node()
+  if node.life then
+    return reply(node, 'ALIVE', node.life)
+  end
+  redis.call('HSET', NODE, 'life', life, 'cap', int(cap), 'tick', '0')
+  return reply(read_node(), 'OK')
+end
+
+-- register(life, nonce): from now on only ticks with this nonce count. A nonce is fresh for every connection.
+--   OK open | REFUSED life
+local function register(_, args)
+  local life, nonce = args[1], args[2]
+  local node = read_node()
+  if node.life ~= life then
+    return reply(node, 'REFUSED', node.life or '')
+  end
+  redis.call('HSET', NODE, 'agent', nonce)
+  return reply(node, 'OK', node.open or '0')
+end
+
+-- tick(nonce, d): moves this node's time on by d, at most by the cap.   OK tick open | REFUSED
+-- The cap is applied here and not by the agent, because a tick may be as late as it likes.
+local function tick(_, args)
+  local nonce, delta = args[1], tonumber(args[2])
+  local values = redis.call('HMGET', NODE, 'agent', 'tick', 'cap', 'open')
+  if values[1] ~= nonce then
+    return { 'REFUSED' }
+  end
+  local now = tonumber(values[2]) + math.max(0, math.min(math.floor(delta), tonumber(values[3])))
+  redis.call('HSET', NODE, 'tick', int(now))
+  return { 'OK', int(now), values[4] or '0' }
+end
+
+local function read_vector(text)
+  local vector = {}
+  for id, incarnation in string.gmatch(text or '', '([^:,]+):(%d+)') do
+    vector[id] = tonumber(incarnation)
+  end
+  return vector
+end
+
+local function write_vector(vector)
+  local ids, parts = {}, {}
+  for id in pairs(vector) do ids[#ids + 1] = id end
+  table.sort(ids)
+  for _, id in ipairs(ids) do parts[#parts + 1] = id .. ':' .. int(vector[id]) end
+  return table.concat(parts, ',')
+end
+
+-- announce(node, i): node says that it begins its i-th life. From now on this node's replies make its older votes
+-- not count.   OK max_ttl | LOW known
+local function announce(_, args)
+  local id, incarnation = args[1], tonumber(args[2])
+  local node = read_node()
+  local vector = read_vector(node.vector)
+  local known = vector[id] or 0
+  if incarnation <= known then
+    return reply(node, 'LOW', int(known))
+  end
+  vector[id] = incarnation
+  redis.call('HSET', NODE, 'vector', write_vector(vector))
+  return reply(read_node(), 'OK', int(node.max_ttl))
+end
+
+-- become(life, node, i): records this node's own announced incarnation.   OK | REFUSED life
+local function become(_, args)
+  local life, id, incarnation = args[1], args[2], tonumber(args[3])
+  local node = read_node()
+  if node.life ~= life then
+    return reply(node, 'REFUSED', node.life or '')
+  end
+  local vector = read_vector(node.vector)
+  vector[id] = math.max(vector[id] or 0, incarnation)
+  redis.call('HSET', NODE, 'incarnation', int(incarnation), 'vector', write_vector(vector))
+  return reply(read_node(), 'OK')
+end
+
+-- dump(cursor): what a recovering node must learn, a page at a time. A lock whose key is made while the pages are read
+-- may be missing: its votes already carry the announcement, so they do not count together with a forgotten one.
+--   OPEN|CLOSED cursor epoch floor max_ttl lock F lock F ...
+local function dump(_, args)
+  local node = read_node()
+  local page = redis.call('SCAN', args[1], 'MATCH', 'lk:lock:*', 'COUNT', 500)
+  local answer = {
+    node.open and 'OPEN' or 'CLOSED', page[1], node.epoch or '', int(node.floor), int(node.max_ttl),
+  }
+  for _, key in ipairs(page[2]) do
+    answer[#answer + 1] = string.sub(key, #'lk:lock:' + 1)
+    answer[#answer + 1] = redis.call('HGET', key, 'fence') or '0'
+  end
+  answer[#answer + 1] = node.incarnation or '0'
+  answer[#answer + 1] = node.vector or ''
+  return answer
+end
+
+-- learn(life, floor, vector, lock, F, lock, F, ...): takes in what others know; nothing ever goes down.   OK | REFUSED life
+local function learn(_, args)
+  local node = read_node()
+  if node.life ~= args[1] then
+    return reply(node, 'REFUSED', node.life or '')
+  end
+  local vector = read_vector(node.vector)
+  for id, incarnation in pairs(read_vector(args[3])) do
+    vector[id] = math.max(vector[id] or 0, incarnation)
+  end
+  redis.call('HSET', NODE, 'floor', int(math.max(node.floor, tonumber(args[2]))), 'vector', write_vector(vector))
+  for i = 4, #args, 2 do
+    local key = 'lk:lock:' .. args[i]
+    local fence = tonumber(redis.call('HGET', key, 'fence') or '0')
+    redis.call('HSET', key, 'fence', int(math.max(fence, tonumber(args[i + 1]))))
+  end
+  return reply(read_node(), 'OK')
+end
+
+-- birth(life, generation, floor): this life is in the registry's record of a birth: it may open without asking others.
+--   OK | REFUSED life
+local function birth(_, args)
+  local life, generation, floor = args[1], tonumber(args[2]), tonumber(args[3])
+  local node = read_node()
+  if node.life ~= life then
+    return reply(node, 'REFUSED', node.life or '')
+  end
+  redis.call('HSET', NODE, 'birth', int(generation), 'floor', int(math.max(node.floor, floor)))
+  return reply(read_node(), 'OK')
+end
+
+-- open(life, epoch, members, max_ttl): the mark in the data. The node votes when the library `vote` is loaded, too.
+--   OK | REFUSED life
+local function open(_, args)
+  local life, epoch, members, max_ttl = args[1], args[2], args[3], tonumber(args[4])
+  local node = read_node()
+  if node.life ~= life then
+    return reply(node, 'REFUSED', node.life or '')
+  end
+  redis.call('HSET', NODE, 'epoch', epoch, 'members', members, 'max_ttl', int(max_ttl), 'joined', '1', 'open', '1')
+  return reply(read_node(), 'OK')
+end
+
+-- close(): takes the mark away.   OK
+local function close()
+  redis.call('HDEL', NODE, 'open')
+  return reply(read_node(), 'OK')
+end
+
+-- state(): for agents, the operator and people.   NODE life birth open joined epoch floor tick locks
+local function state()
+  local node = read_node()
+  return reply(node, 'NODE', node.life or '', redis.call('HGET', NODE, 'birth') or '0', node.open or '0',
+    node.joined or '0', node.epoch or '', int(node.floor), int(node.tick), int(redis.call('DBSIZE')))
+end
+
+-- forget(lock): the lock was deleted. Its F is folded into the floor, so that a lock of the same name goes on above it.
+--   OK | HELD owner
+local function forget(_, args)
+  local key = 'lk:lock:' .. args[1]
+  local node = read_node()
+  local lock = read_lock(key, node)
+  if lock.owner then
+    return reply(node, 'HELD', lock.owner)
+  end
+  redis.call('HSET', NODE, 'floor', int(lock.fence))
+  redis.call('DEL', key)
+  return reply(read_node(), 'OK')
+end
+
+local SAFE_WHEN_FULL = { 'allow-oom' }
+redis.register_function { function_name = 'lk1_enter', callback = enter }
+redis.register_function { function_name = 'lk1_register', callback = register, flags = SAFE_WHEN_FULL }
+redis.register_function { function_name = 'lk1_tick', callback = tick, flags = SAFE_WHEN_FULL }
+redis.register_function { function_name = 'lk1_announce', callback = announce, flags = SAFE_WHEN_FULL }
+redis.register_function { function_name = 'lk1_become', callback = become }
+redis.register_function { function_name = 'lk1_dump', callback = dump, flags = { 'no-writes' } }
+redis.register_function { function_name = 'lk1_learn', callback = learn }
+redis.register_function { function_name = 'lk1_birth', callback = birth }
+redis.register_function { function_name = 'lk1_open', callback = open }
+redis.register_function { function_name = 'lk1_close', callback = close, flags = SAFE_WHEN_FULL }
+redis.register_function { function_name = 'lk1_state', callback = state, flags = { 'no-writes' } }
+redis.register_function { function_name = 'lk1_forget', callback = forget }

@@ -1,0 +1,100 @@
+"""Who the nodes of an ensemble are, and the timings that they must agree on.
+
+Everybody who talks to a node names the epoch: a number, and a hash over all that the number stands for. A node refuses
+an epoch that is not its own, so two clients with different lists of nodes cannot both find a quorum.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from leasekeeper.lease import ConfigurationError
+
+LARGEST = 9  # more nodes make each vote dearer and protect against nothing that 9 do not
+DRIFT = 0.01  # the largest relative rate of any two clocks that the quarantine allows for
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One server with its agent."""
+
+    id: str
+    host: str
+    port: int
+
+    @property
+    def address(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Membership:
+    """The nodes of one epoch. Times in seconds."""
+
+    number: int = 1
+    nodes: tuple[Node, ...]
+    max_ttl: float
+    """The longest time for which a node may be asked to keep an entry (lease + lock delay)."""
+    quarantine: float
+    """D: how long a node that lost its memory does not vote."""
+    cap: float = 0.1
+    """C: the most that one tick adds. Twenty wake-ups a second at W = C/2 cost 0.4 % of a core."""
+
+    def __post_init__(self) -> None:
+        n = len(self.nodes)
+        if n % 2 == 0 or not 3 <= n <= LARGEST:
+            raise ConfigurationError(
+                f"nodes: {n} given, but their number must be odd and from 3 to {LARGEST}"
+            )
+        if len({node.id for node in self.nodes}) != n:
+            raise ConfigurationError("nodes: two have the same id")
+        for node in self.nodes:
+            if not node.id or set(node.id) & set(":,= "):
+                raise ConfigurationError(
+                    f"nodes: the id {node.id!r} must not be empty nor contain : , = or a space"
+                )
+        if self.max_ttl <= 0 or self.cap <= 0:
+            raise ConfigurationError("maxTtlSeconds and capSeconds must be greater than 0")
+        if self.quarantine <= self.max_ttl * (1 + DRIFT):
+            raise ConfigurationError(
+                f"quarantineSeconds ({self.quarantine:g}) must be greater than maxTtlSeconds ({self.max_ttl:g})"
+                f" × {1 + DRIFT:g}: a node that lost its memory must not vote while a lease it granted may live"
+            )
+
+    @property
+    def quorum(self) -> int:
+        return len(self.nodes) // 2 + 1
+
+    @property
+    def epoch(self) -> str:
+        text = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
+        return f"{self.number}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "number": self.number,
+            "maxTtlSeconds": float(self.max_ttl),
+            "quarantineSeconds": float(self.quarantine),
+            "capSeconds": float(self.cap),
+            "nodes": [{"id": n.id, "host": n.host, "port": n.port} for n in self.nodes],
+        }
+
+    @classmethod
+    def from_json(cls, data: Any) -> Membership:
+        try:
+            return cls(
+                number=int(data["number"]),
+                max_ttl=float(data["maxTtlSeconds"]),
+                quarantine=float(data["quarantineSeconds"]),
+                cap=float(data["capSeconds"]),
+                nodes=tuple(
+                    Node(str(n["id"]), str(n["host"]), int(n["port"])) for n in data["nodes"]
+                ),
+            )
+        except KeyError as missing:
+            raise ConfigurationError(f"membership: the key {missing} is missing") from None
+        except (TypeError, ValueError) as wrong:
+            raise ConfigurationError(f"membership: {wrong}") from None
