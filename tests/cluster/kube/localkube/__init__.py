@@ -1,0 +1,1 @@
+"""A real Kubernetes on one machine, for the tests. See README.md in the folder above."""
