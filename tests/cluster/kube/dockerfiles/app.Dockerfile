@@ -1,0 +1,3 @@
+# What the tests' example workloads run: a shell is all they need.
+FROM debian:trixie-slim
+CMD ["sh"]

@@ -1,0 +1,101 @@
+"""Building images with no registry and no daemon, by buildah in a store of our own."""
+
+from __future__ import annotations
+
+import fcntl
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from localkube import cache
+from localkube.progress import Progress
+from localkube.sandbox import sandboxed
+from localkube.shell import capture, environment, run_logged
+
+CA_BUNDLE = "/etc/ssl/certs/ca-certificates.crt"
+
+PIP_SETTINGS = ("index-url", "extra-index-url", "trusted-host", "proxy", "timeout", "retries")
+
+
+@contextmanager
+def _store_lock() -> Iterator[None]:
+    """One user of the store at a time, so that what a killed build left can be told from what a
+    running one uses."""
+    home = cache.root() / "buildah"
+    home.mkdir(parents=True, exist_ok=True)
+    with (home / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _buildah(*arguments: str) -> list[str]:
+    home = cache.root() / "buildah"
+    # The run root must not outlive a reboot: buildah counts its mounts there.
+    run_root = f"/run/leasekeeper/buildah-{cache.key_of(str(home))}"
+    store = ["--storage-driver", "overlay", "--root", f"{home}/store", "--runroot", run_root]
+    return sandboxed("buildah", *store, *arguments)
+
+
+def build(
+    context: Path,
+    dockerfile: Path,
+    tag: str,
+    archive: Path,
+    progress: Progress,
+    *,
+    target: str | None = None,
+    base: tuple[str, Path] | None = None,
+) -> None:
+    """Builds a Dockerfile and writes the image with its tag as a docker archive.
+
+    `base` is the name and the archive of the image that FROM asks for.
+    """
+    log = cache.root() / "log" / f"image-{archive.parent.parent.name}.log"
+    chosen = ["--target", target] if target else []
+    with _store_lock(), tempfile.TemporaryDirectory() as scratch:
+        capture(_buildah("rm", "--all"))
+        if base is not None:
+            _bring(*base)
+        pip_conf = Path(scratch) / "pip.conf"
+        pip_conf.write_text(_pip_configuration())
+        run_logged(
+            _buildah(
+                *("build", "--pull-never", "--network", "host", "--layers", "--isolation", "chroot"),
+                *("--volume", f"{CA_BUNDLE}:{CA_BUNDLE}:ro"),
+                *("--volume", f"{pip_conf}:/etc/pip.conf:ro"),
+                *(*chosen, "--tag", tag, "--file", str(dockerfile), str(context)),
+            ),
+            log=log,
+            progress=progress,
+            label=f"image {tag}",
+            env=environment(TMPDIR=scratch),
+        )
+        capture(_buildah("push", "--quiet", tag, f"docker-archive:{archive}:{tag}"))
+
+
+def _bring(name: str, archive: Path) -> None:
+    """Puts the base image into the store under the name that FROM asks for. Which one is there is
+    told by a second name with the key: another checkout may have another."""
+    keyed = f"localhost/base:{archive.parent.name}"
+    found = subprocess.run(_buildah("images", "-q", keyed), capture_output=True, check=False)
+    if found.returncode != 0:
+        capture(_buildah("pull", "--quiet", f"docker-archive:{archive}"))
+        capture(_buildah("tag", name, keyed))
+    capture(_buildah("tag", keyed, name))
+
+
+def _pip_configuration() -> str:
+    """What pip is configured with on this machine, whatever that is: a build needs the same
+    mirror and the same certificates. Written to no image: it is mounted for the build."""
+    lines = ["[global]", f"cert = {CA_BUNDLE}"]
+    probe = [sys.executable, "-m", "pip", "config", "list"]
+    done = subprocess.run(probe, capture_output=True, text=True, check=False)
+    for line in done.stdout.splitlines():
+        name, _, value = line.partition("=")
+        setting = name.rpartition(".")[2]
+        if setting in PIP_SETTINGS:
+            lines.append(f"{setting} = {value.strip(chr(39))}")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,78 @@
+"""The cluster's cgroups: one folder below each controller's root, and one below that for each node.
+
+The kubelets are given theirs as `cgroupRoot`. The host's processes (etcd, kubelet, ...) stay in the
+cgroups they were started in, except in one hierarchy: there they are members of `NAME/host`, by
+which they can be found and their CPU be counted as one number.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from pathlib import Path
+
+from localkube.topology import Cluster
+
+MOUNT = Path("/sys/fs/cgroup")
+
+
+def _roots() -> list[Path]:
+    """The root of each v1 controller, or the one root of v2 (v2 was never tried here)."""
+    if (MOUNT / "cgroup.controllers").exists():
+        return [MOUNT]
+    return [
+        root
+        for root in sorted(MOUNT.iterdir())
+        if root.name != "unified" and not root.is_symlink() and (root / "cgroup.procs").exists()
+    ]
+
+
+def _host_root() -> Path:
+    return next((root for root in _roots() if root.name == "cpuacct"), _roots()[0])
+
+
+def create(cluster: Cluster) -> None:
+    for root in _roots():
+        for name in (cluster.cgroup, *(node.cgroup for node in cluster.nodes)):
+            (root / name).mkdir(parents=True, exist_ok=True)
+            # A new cpuset is empty, and nothing can run in it before it is not.
+            for setting in ("cpuset.cpus", "cpuset.mems"):
+                if root.name == "cpuset" and (root / setting).exists():
+                    (root / name / setting).write_text((root / setting).read_text())
+    (_host_root() / cluster.cgroup / "host").mkdir(exist_ok=True)
+
+
+def join_host(cluster: Cluster) -> None:
+    """Moves this process; what it starts from now on comes along."""
+    (_host_root() / cluster.cgroup / "host" / "cgroup.procs").write_text("0")
+
+
+def folders(cluster: Cluster) -> list[Path]:
+    """All the cluster's cgroups that exist, children before their parents."""
+    found: list[Path] = []
+    for root in _roots():
+        for parent, _, _ in os.walk(root / cluster.cgroup, topdown=False):
+            found.append(Path(parent))
+    return found
+
+
+def members(cluster: Cluster) -> set[int]:
+    """The processes in any of the cluster's cgroups, as pids of the caller's namespace."""
+    pids: set[int] = set()
+    for folder in folders(cluster):
+        with contextlib.suppress(OSError):
+            pids.update(int(line) for line in (folder / "cgroup.procs").read_text().split())
+    return pids
+
+
+def remove(cluster: Cluster, timeout: float = 10.0) -> None:
+    """Removes the folders; one that a dying process is still in is asked again for a while."""
+    deadline = time.monotonic() + timeout
+    while left := folders(cluster):
+        for folder in left:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+        if time.monotonic() > deadline:
+            return
+        time.sleep(0.05)
