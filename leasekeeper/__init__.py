@@ -1,3 +1,3 @@
-"""Leasekeeper: leader election as a Kubernetes resource. One pod acts, and everyone can see which."""
+"""Leasekeeper: leader election as a Kubernetes resource."""
 
 __version__ = "0.1.0"

@@ -1,13 +1,13 @@
 """Time on clocks that nobody sets.
 
-A lease is a promise about *elapsed* time, so the wall clock has no say in it. Two kernel clocks are read together,
-because each has one flaw that the other has not:
+A lease is a promise about *elapsed* time, so the wall clock has no say in it. Two kernel clocks are
+read together, because each has one flaw that the other has not:
 
 - CLOCK_BOOTTIME runs on through a suspend, but its rate is slewed by NTP;
 - CLOCK_MONOTONIC_RAW is not slewed, but stands still in a suspend.
 
-The time since an instant is the larger of the two differences: a candidate that errs must err towards "it is over".
-"""
+The time since an instant is the larger of the two differences: a candidate that errs must err
+towards "it is over"."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class Instant:
-    """One reading of both clocks, in seconds. Only meaningful on the machine and boot that it was read on."""
+    """One reading of both clocks, in seconds. Only meaningful on the machine and boot that it was
+    read on.
+    """
 
     boot: float
     raw: float
@@ -29,7 +31,9 @@ class Instant:
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """The instant `after` seconds behind `start`; there is no boolean to forget: ask how much is left of it."""
+    """The instant `after` seconds behind `start`; there is no boolean to forget: ask how much is
+    left of it.
+    """
 
     start: Instant
     after: float
@@ -68,9 +72,9 @@ class SystemClock:
 class Drift:
     """By how much two clocks may disagree over a span of time, and still be trusted.
 
-    `rate` covers the difference of two quartzes with a large margin (real ones stay within 0.02 %), `fixed` covers
-    the truncation of `/proc/uptime` to hundredths of a second, which is the clock that readers of the leader file have.
-    """
+    `rate` covers the difference of two quartzes with a large margin (real ones stay within 0.02 %),
+    `fixed` covers the truncation of `/proc/uptime` to hundredths of a second, which is the clock
+    that readers of the leader file have."""
 
     rate: float = 0.01
     fixed: float = 0.010

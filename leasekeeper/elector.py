@@ -1,11 +1,49 @@
-"""The candidate's state machine, over any store. (Interface; the loop follows in the next commit.)"""
+"""The candidate's state machine, over any store.
+
+                 granted                    cannot tell
+    STANDBY ───────────────▶ LEADING ◀──────────────────────▶ UNSURE
+       ▲                        │            renewed             │
+       └────────────────────────┴────────────────────────────────┘
+              lost, deadline passed, asked to step down
+
+A tenure ends in exactly one of these ways, and always in this order: the audience is told, then the
+lease is given back, then the candidate stands by again (or stops, if it was told to):
+
+    1. the store says that the lease is not ours (Lost): at once;
+    2. the deadline passes without a good renewal: at the deadline, not before;
+    3. somebody asks through the store (step-down or pause);
+    4. `stop()`;
+    5. a bug: an exception that nobody expected. It is raised again after the lease is given back,
+       because a candidate that is healthy and out of the race for ever is worse than one that dies.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import enum
-from typing import Protocol
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
 
-from leasekeeper.lease import Grant
+from leasekeeper.clock import Clock, Instant
+from leasekeeper.lease import (
+    Acquired,
+    Grant,
+    Held,
+    LeaseStore,
+    Lost,
+    Renewed,
+    Timings,
+    Unavailable,
+    Unknown,
+)
+
+T = TypeVar("T")
+
+SHORTEST_LOOK = 0.010
+"""Between two looks at a held lock. A node's time stands still while its agent does, and the time
+left that it reports then does not fall: a hundred looks a second can be afforded, a busy loop not."""
 
 
 class State(enum.Enum):
@@ -16,17 +54,238 @@ class State(enum.Enum):
 
 
 class Audience(Protocol):
-    """Who is told of the election. Called in the loop, so each call must be quick and must not raise.
+    """Who is told of the election. Called in the loop: each call must be quick and must not raise.
 
-    The order is part of the protocol: `leading` comes only after the store granted; `not_leading` comes before the first
-    byte of the release, so that everybody here has stopped before anyone else can win.
+    The order is part of the protocol: `leading` comes only after the store granted; `not_leading`
+    comes before the first byte of the release, so that everybody here has stopped before anyone
+    else can win.
     """
 
     def leading(self, grant: Grant) -> None:
-        """The lease is ours until `grant.deadline`: once when it was won (or resumed), and again after each renewal."""
+        """The lease is ours until `grant.deadline`: when it was won or resumed, and after each
+        renewal.
+        """
 
     def not_leading(self, why: str) -> None:
         """It is over; `why` is a sentence for people."""
 
     def standing_by(self, holder: str | None) -> None:
-        """Somebody else holds it (the candidate id), or nobody can be named."""
+        """Somebody else holds it (the candidate's id), or nobody can be named."""
+
+    def renewal(self, outcome: Renewed) -> None:
+        """One renewal was tried, with this outcome. For counting; `leading` follows a good one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Continue:
+    """Still leading. Renew again in `renew_in` seconds."""
+
+    grant: Grant
+    state: State
+    renew_in: float
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The tenure is over. Stay out of the race for `stay_out` seconds."""
+
+    why: str
+    stay_out: float = 0.0
+
+
+def after_renewal(grant: Grant, outcome: Renewed, now: Instant, timings: Timings) -> Continue | End:
+    """What a renewal means for the tenure. Every branch of consequence is here, and pure."""
+    if isinstance(outcome, Lost):
+        return End(f"lost: {outcome.why}")
+    if isinstance(outcome, Unknown):
+        left = grant.deadline.left(now)
+        if left <= 0:
+            causes = "; ".join(f"{node}: {why}" for node, why in outcome.causes.items())
+            return End(f"deadline passed without a quorum ({causes})")
+        # A quarter of the period: a blip costs nothing, and four tries a period load nobody.
+        return Continue(grant, State.UNSURE, min(timings.retry_period / 4, left))
+    request = outcome.request
+    if request is not None and request.kind == "pause":
+        return End("paused by request")
+    if request is not None and request.kind == "step-down" and request.target == outcome.id:
+        # One period is longer than anybody who waits needs to take the lock.
+        return End("stepped down by request", stay_out=timings.retry_period)
+    if outcome.deadline.passed(now):
+        return End("the renewal came too late: its deadline has passed")
+    spent = now.elapsed_since(outcome.deadline.start)
+    return Continue(outcome, State.LEADING, max(0.0, timings.retry_period - spent))
+
+
+def next_attempt_in(outcome: Held | Unavailable, timings: Timings) -> float:
+    """How long to wait before the next attempt, if no wake-up comes."""
+    if isinstance(outcome, Held):
+        return min(max(outcome.free_in, SHORTEST_LOOK), timings.lease_duration)
+    return timings.retry_period if outcome.retry_in is None else outcome.retry_in
+
+
+class Elector:
+    """Runs one candidate until it is stopped."""
+
+    def __init__(
+        self,
+        *,
+        store: LeaseStore,
+        timings: Timings,
+        clock: Clock,
+        audience: Audience,
+        resume: Grant | None = None,
+    ) -> None:
+        self._store = store
+        self._timings = timings
+        self._clock = clock
+        self._audience = audience
+        self._resume = resume
+        self._stop = asyncio.Event()
+        self.state = State.STANDBY
+        self.grant: Grant | None = None
+        self.last_turn = clock.now()
+        self._promised = timings.retry_period
+
+    def stop(self) -> None:
+        """Ends the race: a lease is given back, and `run` returns."""
+        self._stop.set()
+
+    def overdue(self, now: Instant) -> float:
+        """By how many seconds the loop is behind its promise to turn; 0 or less: it is alive."""
+        return now.elapsed_since(self.last_turn) - self._promised
+
+    async def run(self) -> None:
+        try:
+            stay_out = 0.0
+            await self._until(self._store.ready(), self._timings.retry_period)
+            if self._resume is not None:
+                # Nobody is told anything until a quorum has agreed: what was said before the crash
+                # carries its own end.
+                stay_out = await self._lead(Continue(self._resume, State.UNSURE, 0.0))
+            while not self._stop.is_set():
+                grant = await self._stand_by(stay_out)
+                if grant is not None:
+                    stay_out = await self._lead(
+                        Continue(grant, State.LEADING, self._timings.retry_period)
+                    )
+        finally:
+            self.state = State.STOPPED
+
+    # -- standby ---------------------------------------------------------------------------------
+
+    async def _stand_by(self, stay_out: float) -> Grant | None:
+        """Tries until the lock is ours; none: stopped."""
+        self.state = State.STANDBY
+        await self._sleep(stay_out)
+        while not self._stop.is_set():
+            self._turn(self._timings.renew_deadline)
+            outcome = await self._unless_stopped(self._store.acquire())
+            if outcome is None or isinstance(outcome, Grant):
+                return outcome
+            self._audience.standing_by(outcome.by if isinstance(outcome, Held) else None)
+            await self._wait_for_a_chance(outcome)
+        return None
+
+    async def _wait_for_a_chance(self, outcome: Acquired) -> None:
+        assert not isinstance(outcome, Grant)
+        pause = next_attempt_in(outcome, self._timings)
+        self._turn(pause)
+        if isinstance(outcome, Held):
+            await self._until(self._store.freed(), pause)
+        else:
+            await self._sleep(pause)
+
+    # -- leading ---------------------------------------------------------------------------------
+
+    async def _lead(self, first: Continue) -> float:
+        """One tenure, from the grant to the release. Returns how long to stay out of the race."""
+        why = "a bug ended the loop"
+        try:
+            ended = await self._keep_renewing(first)
+            why = ended.why
+            return ended.stay_out
+        except asyncio.CancelledError:
+            why = "cancelled"
+            raise
+        finally:
+            await self._end(first.grant, why)
+
+    async def _keep_renewing(self, step: Continue) -> End:
+        while True:
+            if step.state is State.LEADING:
+                self.grant = step.grant
+                self._audience.leading(step.grant)
+            self.state = step.state
+            self._turn(step.renew_in)
+            await self._sleep(step.renew_in)
+            if self._stop.is_set():
+                return End("stopped")
+            outcome = await self._renew(step.grant)
+            if outcome is None:
+                return End("stopped")
+            self._audience.renewal(outcome)
+            decision = after_renewal(step.grant, outcome, self._clock.now(), self._timings)
+            if isinstance(decision, End):
+                return decision
+            step = decision
+
+    async def _renew(self, grant: Grant) -> Renewed | None:
+        """None: stopped."""
+        left = grant.deadline.left(self._clock.now())
+        self._turn(left)
+        try:
+            # The store keeps to the deadline by itself; this is for a store that does not.
+            async with asyncio.timeout(max(left, 0)):
+                return await self._unless_stopped(self._store.renew(grant))
+        except TimeoutError:
+            return Unknown({"store": "no answer before the deadline"})
+
+    async def _end(self, grant: Grant, why: str) -> None:
+        """Everybody here stops first; then the others may start.
+
+        An audience that could not say so raises, and then nothing is given back: the lease runs out
+        by itself, later than what was said last.
+        """
+        self.grant = None
+        self.state = State.STANDBY
+        self._audience.not_leading(why)
+        release = asyncio.ensure_future(self._store.release(grant))
+        try:
+            await asyncio.shield(release)
+        except asyncio.CancelledError:
+            await release  # bounded by the store; keys left behind would cost others a whole lease
+            raise
+
+    # -- shared ----------------------------------------------------------------------------------
+
+    def _turn(self, promised: float) -> None:
+        """The loop is alive, and promises to be back here within `promised` seconds."""
+        self.last_turn = self._clock.now()
+        self._promised = promised
+
+    async def _sleep(self, seconds: float) -> None:
+        if seconds <= 0 or self._stop.is_set():
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._stop.wait()
+
+    async def _until(self, work: Coroutine[Any, Any, None], seconds: float) -> None:
+        """Waits for `work`, at most for `seconds`, and no longer than until `stop`."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._unless_stopped(work)
+
+    async def _unless_stopped(self, work: Coroutine[Any, Any, T]) -> T | None:
+        """The result of `work`; none if `stop` came first. The work is cancelled then, and ends."""
+        task = asyncio.ensure_future(work)
+        stopped = asyncio.ensure_future(self._stop.wait())
+        try:
+            await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            return task.result() if task.done() else None
+        finally:
+            stopped.cancel()
+            if not task.done():
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task

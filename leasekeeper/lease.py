@@ -1,8 +1,7 @@
 """The lease, over any store: what is asked of a store, and every answer that it can give.
 
-"Lost" and "cannot tell" are different outcomes with different types, because they have different consequences: a lost
-lease ends now, an unknown one ends at its deadline and not before.
-"""
+"Lost" and "cannot tell" are different outcomes with different types, because they have different
+consequences: a lost lease ends now, an unknown one ends at its deadline and not before."""
 
 from __future__ import annotations
 
@@ -30,8 +29,8 @@ class Timings:
         |--------------- lease_duration, less the drift allowance -------->|             |
         |--------------- lease_duration + lock_delay, in ticks of each node ------------>|
 
-    The holder calls itself leader until the deadline; the space up to the lease end is the app's time to stop.
-    """
+    The holder calls itself leader until the deadline; the space up to the lease end is the app's
+    time to stop."""
 
     lease_duration: float = 15.0
     """How long the nodes keep the holder's entry after its last renewal."""
@@ -40,7 +39,8 @@ class Timings:
     retry_period: float = 2.0
     """How often the holder renews, and how often a candidate tries again when it cannot tell."""
     lock_delay: float = 0.0
-    """How much longer the nodes keep the entry after an unclean loss, so that work in flight drains."""
+    """How much longer the nodes keep the entry after an unclean loss, so that work in flight
+    drains."""
     drift: Drift = field(default_factory=Drift)
 
     def __post_init__(self) -> None:
@@ -50,18 +50,20 @@ class Timings:
             raise ConfigurationError("lockDelaySeconds must not be negative")
         if self.renew_deadline <= self.retry_period * 1.2:
             raise ConfigurationError(
-                f"renewDeadlineSeconds ({self.renew_deadline:g}) must be greater than 1.2 × retryPeriodSeconds"
-                f" ({self.retry_period:g}), or one slow renewal would end the tenure"
+                f"renewDeadlineSeconds ({self.renew_deadline:g}) must be greater than"
+                f" 1.2 × retryPeriodSeconds ({self.retry_period:g}),"
+                " or one slow renewal would end the tenure"
             )
         if self.lease_end <= self.renew_deadline:
             raise ConfigurationError(
-                f"leaseDurationSeconds ({self.lease_duration:g}), less the drift allowance, must be greater than"
-                f" renewDeadlineSeconds ({self.renew_deadline:g})"
+                f"leaseDurationSeconds ({self.lease_duration:g}), less the drift allowance,"
+                f" must be greater than renewDeadlineSeconds ({self.renew_deadline:g})"
             )
 
     @property
     def lease_end(self) -> float:
-        """From the start of a round that was won: how long the nodes guarantee that nobody else wins."""
+        """From the start of a round that was won: how long the nodes guarantee that nobody else
+        wins."""
         return self.lease_duration - self.drift.allowance(self.lease_duration)
 
     @property
@@ -72,7 +74,9 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One process that wants the lock. The nonce is fresh for every process: a name alone proves nothing."""
+    """One process that wants the lock. The nonce is fresh for every process: a name alone proves
+    nothing.
+    """
 
     name: str
     """What people see as the holder: in a cluster, the name of the pod."""
@@ -86,7 +90,9 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A lease: the lock is ours until the deadline. Held means `not grant.deadline.passed(now)`, nothing else."""
+    """A lease: the lock is ours until the deadline. Held means `not grant.deadline.passed(now)`,
+    nothing else.
+    """
 
     lock: str
     id: str
@@ -106,17 +112,23 @@ class Request:
 
     sequence: int
     kind: str
-    """`pause`: nobody may hold the lock until further notice. `step-down`: the named holder gives up once."""
+    """`pause`: nobody may hold the lock until further notice. `step-down`: the named holder gives
+    up once.
+    """
     target: str = ""
 
 
 Causes = Mapping[str, str]
-"""What each node (or the one server) said instead of a useful answer; the keys are the nodes' names."""
+"""What each node (or the one server) said instead of a useful answer; the keys are the nodes'
+names.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Somebody else has the lock. `free_in` is when it may become free, as far as the store can tell."""
+    """Somebody else has the lock. `free_in` is when it may become free, as far as the store can
+    tell.
+    """
 
     by: str
     free_in: float
@@ -163,7 +175,9 @@ ReleaseOutcome = Released | AlreadyGone | Unknown
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """Who holds the lock as far as the store can tell, for people and tools; no decision of the election rests on it."""
+    """Who holds the lock as far as the store can tell, for people and tools; no decision of the
+    election rests on it.
+    """
 
     holder: str | None
     token: int
@@ -173,10 +187,17 @@ class Observation:
 
 
 class LeaseStore(Protocol):
-    """Where a lock is kept. Each call ends by itself within what its deadline leaves; none raises for a bad network."""
+    """Where a lock is kept. Each call ends by itself within what its deadline leaves; none raises
+    for a bad network.
+    """
+
+    async def ready(self) -> None:
+        """Returns when the store can be asked. For the start; an attempt never waits for it."""
 
     async def acquire(self) -> Acquired:
-        """One attempt. Whatever does not end in a Grant leaves nothing behind, as far as the store can be reached."""
+        """One attempt. Whatever does not end in a Grant leaves nothing behind, as far as the store
+        can be reached.
+        """
 
     async def renew(self, grant: Grant) -> Renewed:
         """Moves the deadline on, if the lease is still ours and the old deadline has not passed."""

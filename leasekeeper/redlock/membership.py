@@ -1,8 +1,8 @@
 """Who the nodes of an ensemble are, and the timings that they must agree on.
 
-Everybody who talks to a node names the epoch: a number, and a hash over all that the number stands for. A node refuses
-an epoch that is not its own, so two clients with different lists of nodes cannot both find a quorum.
-"""
+Everybody who talks to a node names the epoch: a number, and a hash over all that the number stands
+for. A node refuses an epoch that is not its own, so two clients with different lists of nodes
+cannot both find a quorum."""
 
 from __future__ import annotations
 
@@ -60,8 +60,9 @@ class Membership:
             raise ConfigurationError("maxTtlSeconds and capSeconds must be greater than 0")
         if self.quarantine <= self.max_ttl * (1 + DRIFT):
             raise ConfigurationError(
-                f"quarantineSeconds ({self.quarantine:g}) must be greater than maxTtlSeconds ({self.max_ttl:g})"
-                f" × {1 + DRIFT:g}: a node that lost its memory must not vote while a lease it granted may live"
+                f"quarantineSeconds ({self.quarantine:g}) must be greater than"
+                f" maxTtlSeconds ({self.max_ttl:g}) × {1 + DRIFT:g}: a node that lost its memory"
+                " must not vote while a lease that it granted may live"
             )
 
     @property

@@ -9,8 +9,8 @@ REQUIRED = {
     "appendonly": "no",
     "maxmemory-policy": "noeviction",
 }
-"""What the agent checks before it lets a node vote: a memory that comes back from a disk, or that forgets a key when it
-is full, would be a memory that lies."""
+"""What the agent checks before it lets a node vote: a memory that comes back from a disk, or that
+forgets a key when it is full, would be a memory that lies."""
 
 
 def server_config(
@@ -23,7 +23,8 @@ def server_config(
     bind: str = "* -::*",
     unix_socket: str | None = None,
 ) -> str:
-    """The text of the file. `agent`, `peer` and `operator` are digests of their passwords (`users.digest`).
+    """The text of the file. `agent`, `peer` and `operator` are digests of their passwords
+    (`users.digest`).
 
     `directory` must be empty or read-only: a dump file there would be loaded at the next start.
     """
@@ -33,7 +34,8 @@ def server_config(
         "protected-mode no",
         f"dir {directory}",
         *(f"{key} {value or chr(34) * 2}" for key, value in REQUIRED.items()),
-        # Sidecars, agents and the operator keep one connection each; beyond that somebody is at fault.
+        # Sidecars, agents and the operator keep one connection each; beyond that somebody is at
+        # fault.
         "maxclients 10000",
         "tcp-keepalive 30",
         "user default off",

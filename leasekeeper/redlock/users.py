@@ -1,10 +1,10 @@
 """ACL users of a node, and what each of them may do.
 
-Commands inside a function are checked against the *caller's* rights. So a lock's user needs the few data commands that
-its functions use, on its own key only, and needs no list of functions: an admin function that it calls fails at its
-first write to `lk:node`. Agents of other nodes and the operator may write there, so they are held to their functions by
-name (`+fcall|name`; servers warn that this form may go away, and would then refuse to start, aloud).
-"""
+Commands inside a function are checked against the *caller's* rights. So a lock's user needs the few
+data commands that its functions use, on its own key only, and needs no list of functions: an admin
+function that it calls fails at its first write to `lk:node`. Agents of other nodes and the operator
+may write there, so they are held to their functions by name (`+fcall|name`; servers warn that this
+form may go away, and would then refuse to start, aloud)."""
 
 from __future__ import annotations
 

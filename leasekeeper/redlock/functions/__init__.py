@@ -1,4 +1,6 @@
-"""The node functions: Lua libraries in files of their own. `admin` is loaded at first sight, `vote` when a node opens."""
+"""The node functions: Lua libraries in files of their own. `admin` is loaded at first sight, `vote`
+when a node opens.
+"""
 
 from __future__ import annotations
 

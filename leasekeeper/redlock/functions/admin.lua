@@ -1,5 +1,6 @@
--- The functions of agents and of the operator: a node's time, its life and its recovery. Nothing here votes.
--- The agent loads this library as soon as it sees the server. No function takes KEYS; candidates' users may call none.
+-- The functions of agents and of the operator: a node's time, its life and its recovery. Nothing
+-- here votes. The agent loads this library as soon as it sees the server. No function takes KEYS;
+-- candidates' users may call none.
 
 -- enter(life, cap): begins a new life of this node's memory, closed.   OK | ALIVE life
 local function enter(_, args)
@@ -12,7 +13,8 @@ local function enter(_, args)
   return reply(read_node(), 'OK')
 end
 
--- register(life, nonce): from now on only ticks with this nonce count. A nonce is fresh for every connection.
+-- register(life, nonce): from now on only ticks with this nonce count. A nonce is fresh for every
+-- connection.
 --   OK open | REFUSED life
 local function register(_, args)
   local life, nonce = args[1], args[2]
@@ -53,8 +55,8 @@ local function write_vector(vector)
   return table.concat(parts, ',')
 end
 
--- announce(node, i): node says that it begins its i-th life. From now on this node's replies make its older votes
--- not count.   OK max_ttl | LOW known
+-- announce(node, i): node says that it begins its i-th life. From now on this node's replies make
+-- its older votes not count.   OK max_ttl | LOW known
 local function announce(_, args)
   local id, incarnation = args[1], tonumber(args[2])
   local node = read_node()
@@ -81,8 +83,9 @@ local function become(_, args)
   return reply(read_node(), 'OK')
 end
 
--- dump(cursor): what a recovering node must learn, a page at a time. A lock whose key is made while the pages are read
--- may be missing: its votes already carry the announcement, so they do not count together with a forgotten one.
+-- dump(cursor): what a recovering node must learn, a page at a time. A lock whose key is made while
+-- the pages are read may be missing: its votes already carry the announcement, so they do not count
+-- together with a forgotten one.
 --   OPEN|CLOSED cursor epoch floor max_ttl lock F lock F ...
 local function dump(_, args)
   local node = read_node()
@@ -99,7 +102,8 @@ local function dump(_, args)
   return answer
 end
 
--- learn(life, floor, vector, lock, F, lock, F, ...): takes in what others know; nothing ever goes down.   OK | REFUSED life
+-- learn(life, floor, vector, lock, F, lock, F, ...): takes in what others know; nothing ever goes
+-- down.   OK | REFUSED life
 local function learn(_, args)
   local node = read_node()
   if node.life ~= args[1] then
@@ -118,7 +122,8 @@ local function learn(_, args)
   return reply(read_node(), 'OK')
 end
 
--- birth(life, generation, floor): this life is in the registry's record of a birth: it may open without asking others.
+-- birth(life, generation, floor): this life is in the registry's record of a birth: it may open
+-- without asking others.
 --   OK | REFUSED life
 local function birth(_, args)
   local life, generation, floor = args[1], tonumber(args[2]), tonumber(args[3])
@@ -130,7 +135,8 @@ local function birth(_, args)
   return reply(read_node(), 'OK')
 end
 
--- open(life, epoch, members, max_ttl): the mark in the data. The node votes when the library `vote` is loaded, too.
+-- open(life, epoch, members, max_ttl): the mark in the data. The node votes when the library `vote`
+-- is loaded, too.
 --   OK | REFUSED life
 local function open(_, args)
   local life, epoch, members, max_ttl = args[1], args[2], args[3], tonumber(args[4])
@@ -148,14 +154,16 @@ local function close()
   return reply(read_node(), 'OK')
 end
 
--- state(): for agents, the operator and people.   NODE life birth open joined epoch floor tick locks
+-- state(): for agents, the operator and people.   NODE life birth open joined epoch floor tick
+-- locks
 local function state()
   local node = read_node()
   return reply(node, 'NODE', node.life or '', redis.call('HGET', NODE, 'birth') or '0', node.open or '0',
     node.joined or '0', node.epoch or '', int(node.floor), int(node.tick), int(redis.call('DBSIZE')))
 end
 
--- forget(lock): the lock was deleted. Its F is folded into the floor, so that a lock of the same name goes on above it.
+-- forget(lock): the lock was deleted. Its F is folded into the floor, so that a lock of the same
+-- name goes on above it.
 --   OK | HELD owner
 local function forget(_, args)
   local key = 'lk:lock:' .. args[1]

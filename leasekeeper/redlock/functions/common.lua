@@ -3,9 +3,9 @@
 -- A node's memory:
 --   lk:node                  hash: life, incarnation, vector, open, joined, epoch, members, max_ttl, cap, tick, agent, floor
 --   lk:lock:NAMESPACE/NAME   hash: owner (candidate/attempt), expires (in ticks), fence (F), request
--- All times are whole microseconds of this node's own tick counter, never the wall clock. No key has a Redis TTL.
--- Arguments arrive as strings and are converted at the top of each function: "10" < "9" is true.
--- Every reply is an array {STATUS, ..., incarnation, vector}.
+-- All times are whole microseconds of this node's own tick counter, never the wall clock. No key
+-- has a Redis TTL. Arguments arrive as strings and are converted at the top of each function: "10"
+-- < "9" is true. Every reply is an array {STATUS, ..., incarnation, vector}.
 
 local NODE = 'lk:node'
 local NODE_FIELDS = {

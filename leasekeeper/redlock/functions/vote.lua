@@ -1,5 +1,6 @@
--- The functions that vote. A node has them only while it may vote: the agent loads this library last, when the node
--- opens, and deletes it first, when it closes. KEYS[1] is the lock's key; ARGV[1] is always the caller's epoch.
+-- The functions that vote. A node has them only while it may vote: the agent loads this library
+-- last, when the node opens, and deletes it first, when it closes. KEYS[1] is the lock's key;
+-- ARGV[1] is always the caller's epoch.
 --
 -- Before anything else, each function may answer
 --   EPOCH mine members   the caller's list of nodes is not mine
@@ -18,8 +19,8 @@ local function refusal(node, epoch, ttl)
   end
 end
 
--- Ends no earlier than `ttl` of true time after now: two caps make up for what the counter may be behind or ahead
--- (docs/protocol.md, "Time without a wall clock").
+-- Ends no earlier than `ttl` of true time after now: two caps make up for what the counter may be
+-- behind or ahead (docs/protocol.md, "Time without a wall clock").
 local function keep(key, node, id, ttl, fence)
   redis.call('HSET', key, 'owner', id, 'expires', int(node.tick + ttl + 2 * node.cap), 'fence', int(fence))
 end
@@ -98,7 +99,8 @@ local function renew(keys, args)
   return reply(node, 'NOTMINE', lock.owner)
 end
 
--- adopt(epoch, id, t, ttl): repairs a node that has no entry, after a renewal that was good without it. Never counted.
+-- adopt(epoch, id, t, ttl): repairs a node that has no entry, after a renewal that was good without
+-- it. Never counted.
 --   OK | HIGH F | NOTMINE owner
 local function adopt(keys, args)
   local key, id, token, ttl = keys[1], args[2], tonumber(args[3]), tonumber(args[4])
@@ -142,7 +144,8 @@ local function observe(keys, args)
   return reply(node, 'LOCK', lock.owner or '', int(lock.left), int(lock.fence), lock.request, int(node.tick))
 end
 
--- allow-oom: a tenant that fills a shared node's memory must not be able to stop the others' renewals.
+-- allow-oom: a tenant that fills a shared node's memory must not be able to stop the others'
+-- renewals.
 local SAFE_WHEN_FULL = { 'allow-oom' }
 redis.register_function { function_name = 'lk1_grant', callback = grant }
 redis.register_function { function_name = 'lk1_commit', callback = commit, flags = SAFE_WHEN_FULL }

@@ -1,0 +1,264 @@
+"""Votes, and what they decide. Everything here is pure, apart from `Round`, which collects replies.
+
+*Who counts.* A reply of node a does not count if any reply in the round knows a later incarnation
+of a: then it came from a server that another one has replaced. Q comes from the configured number
+of nodes, never from the number that answered.
+
+*What is a "no".* Only a node that votes can say no. A closed node, another epoch, a missing right,
+a time-out or a broken connection is no answer: it takes a chance to win away, and deposes nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Generic, TypeVar
+
+from leasekeeper.redlock.transport import Answer, Failure, Link
+
+T = TypeVar("T")
+MICROSECONDS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What one node said: a status, its fields, and what it knows of everybody's incarnations."""
+
+    status: str
+    fields: tuple[str, ...]
+    incarnation: int
+    vector: Mapping[str, int]
+
+
+def _form(kinds: str, optional: int = 0) -> Callable[[tuple[str, ...]], bool]:
+    """The fields of a reply: `n` is a whole number, `s` any text; the last ones may be left out."""
+
+    def fits(fields: tuple[str, ...]) -> bool:
+        if not len(kinds) - optional <= len(fields) <= len(kinds):
+            return False
+        return all(kind == "s" or f.isdecimal() for kind, f in zip(kinds, fields, strict=False))
+
+    return fits
+
+
+# What a node may say, as in the headers of functions/vote.lua. Whatever else comes is no answer.
+_FORMS = {
+    "COMMITTED": _form("n"),
+    "GRANTED": _form("n"),
+    "HELD": _form("snns"),
+    "PAUSED": _form("n"),
+    "OK": _form("s", optional=1),
+    "HIGH": _form("n"),
+    "NOTMINE": _form("s"),
+    "MISSING": _form(""),
+    "GONE": _form(""),
+    "CLOSED": _form(""),
+    "EPOCH": _form("ss"),
+    "TTL": _form("n"),
+    "LOCK": _form("snnsn"),
+}
+
+
+@lru_cache(maxsize=64)
+def _parse_vector(text: bytes) -> Mapping[str, int]:
+    pairs = (part.split(":") for part in text.decode().split(",") if part)
+    return {node: int(incarnation) for node, incarnation in pairs}
+
+
+def parse(answer: Answer) -> Reply | Failure:
+    if isinstance(answer, Failure):
+        return answer
+    try:
+        status, *raw, incarnation, vector = answer
+        fields = tuple(field.decode() for field in raw)
+        reply = Reply(status.decode(), fields, int(incarnation), _parse_vector(vector))
+        if _FORMS[reply.status](fields):
+            return reply
+    except (ValueError, AttributeError, TypeError, KeyError):
+        pass
+    return Failure(f"an answer that makes no sense: {answer!r}")
+
+
+@dataclass(slots=True)
+class Votes:
+    """The replies of one round so far."""
+
+    quorum: int
+    outstanding: int
+    replies: dict[str, Reply] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
+    _latest: dict[str, int] = field(default_factory=dict)
+
+    def add(self, node: str, reply: Reply | Failure) -> None:
+        self.outstanding -= 1
+        if isinstance(reply, Failure):
+            self.failures[node] = reply.why
+            return
+        self.replies[node] = reply
+        for other, incarnation in reply.vector.items():
+            if incarnation > self._latest.get(other, 0):
+                self._latest[other] = incarnation
+
+    def counting(self) -> Iterable[tuple[str, Reply]]:
+        for node, reply in self.replies.items():
+            if reply.incarnation >= self._latest.get(node, 0):
+                yield node, reply
+
+    def with_status(self, *statuses: str) -> list[Reply]:
+        return [reply for _, reply in self.counting() if reply.status in statuses]
+
+    def causes(self) -> dict[str, str]:
+        """One line for each node that did not say yes."""
+        said = {node: " ".join((r.status, *r.fields)) for node, r in self.replies.items()}
+        return {**self.failures, **said}
+
+
+@dataclass(frozen=True, slots=True)
+class Won:
+    """A quorum voted for this token."""
+
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Elevate:
+    """A quorum gave its entry, but the token is still to be voted for."""
+
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """No quorum, and none can come together any more."""
+
+
+def judge_grant(votes: Votes, guess: int) -> Won | Elevate | Failed | None:
+    """Decides the first round of an attempt; none: wait for more."""
+    given = votes.with_status("COMMITTED", "GRANTED")
+    if len(given) + votes.outstanding < votes.quorum:
+        return Failed()
+    if len(given) < votes.quorum:
+        return None
+    if sum(reply.status == "COMMITTED" for reply in given) >= votes.quorum:
+        return Won(guess)
+    # Waiting for further replies might spare the second round, but one of them may never come.
+    highest = max(int(reply.fields[0]) for reply in given)
+    return Elevate(max(highest, guess) + 1)
+
+
+def judge_commit(votes: Votes, token: int) -> Won | Failed | None:
+    agreed = len(votes.with_status("OK"))
+    if agreed >= votes.quorum:
+        return Won(token)
+    return Failed() if agreed + votes.outstanding < votes.quorum else None
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A quorum renewed. `requests` is what nodes were asked to pass on."""
+
+    requests: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Deposed:
+    """So many nodes say that the lease is not ours that no quorum can be left for it."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Undecided:
+    """Neither: cannot tell."""
+
+
+def judge_renewal(votes: Votes, nodes: int) -> Kept | Deposed | Undecided | None:
+    kept = votes.with_status("OK")
+    if len(kept) >= votes.quorum:
+        return Kept(tuple(reply.fields[0] for reply in kept if reply.fields and reply.fields[0]))
+    noes = votes.with_status("HIGH", "MISSING", "NOTMINE")
+    if nodes - len(noes) < votes.quorum:
+        said = Counter(" ".join((reply.status, *reply.fields)) for reply in noes)
+        return Deposed(", ".join(f"{count} × {what}" for what, count in said.most_common()))
+    return Undecided() if len(kept) + votes.outstanding < votes.quorum else None
+
+
+def judge_release(votes: Votes) -> bool | None:
+    """True: it was ours and is free; False: a quorum knows nothing of it; none: wait for more."""
+    cleared, gone = len(votes.with_status("OK")), len(votes.with_status("GONE"))
+    if cleared + gone >= votes.quorum:
+        return cleared > 0
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What a failed attempt learned of the one who holds the lock."""
+
+    owner: str
+    free_in: float
+
+
+def standing(votes: Votes, nodes: int) -> Standing | None:
+    """Who holds the lock, if a quorum may be one owner's; none: a split vote, or no answers."""
+    held = votes.with_status("HELD")
+    if not held:
+        return None
+    owner, count = Counter(reply.fields[0] for reply in held).most_common(1)[0]
+    silent = nodes - sum(1 for _ in votes.counting())
+    if count + silent < votes.quorum:
+        return None
+    lefts = [int(reply.fields[1]) / MICROSECONDS for reply in held]
+    free_now = len(votes.with_status("COMMITTED", "GRANTED"))
+    # The lock can be had when a quorum of the nodes that answer is free.
+    until_quorum = sorted([0.0] * free_now + lefts)
+    return Standing(owner, until_quorum[min(votes.quorum, len(until_quorum)) - 1])
+
+
+class Round(Generic[T]):
+    """One request to every node at once. Decided as soon as `judge` can decide, not when all said.
+
+    Replies after the decision go to `late`, if there is one.
+    """
+
+    def __init__(
+        self,
+        links: Mapping[str, Link],
+        command: tuple[str, ...],
+        quorum: int,
+        judge: Callable[[Votes], T | None],
+        late: Callable[[str, Reply], None] | None = None,
+    ) -> None:
+        self.votes = Votes(quorum=quorum, outstanding=len(links))
+        self.verdict: T | None = None
+        self._judge = judge
+        self._late = late
+        self._decided: asyncio.Future[T | None] = asyncio.get_running_loop().create_future()
+        for node, link in links.items():
+            link.call(command, lambda answer, node=node: self._on_answer(node, answer))
+
+    def _on_answer(self, node: str, answer: Answer) -> None:
+        reply = parse(answer)
+        if self._decided.done():
+            if self._late is not None and isinstance(reply, Reply):
+                self._late(node, reply)
+            return
+        self.votes.add(node, reply)
+        self.verdict = self._judge(self.votes)
+        if self.verdict is not None or self.votes.outstanding == 0:
+            self._decided.set_result(self.verdict)
+
+    async def decision(self, budget: float) -> T | None:
+        """None: the time was up, or everybody has said something that decides nothing."""
+        expiry = asyncio.get_running_loop().call_later(max(budget, 0), self._give_up)
+        try:
+            return await self._decided
+        finally:
+            expiry.cancel()
+
+    def _give_up(self) -> None:
+        if not self._decided.done():
+            self._decided.set_result(None)

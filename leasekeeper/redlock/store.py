@@ -1,0 +1,269 @@
+"""The Redlock store: acquire, renew and release over the nodes of an ensemble.
+
+Safety rests on four things, each in one place here:
+
+- the deadline counts from *before* the first byte of the round whose votes count (`begin`);
+- it is checked again *after* the last vote that counts, on acquire and on renew;
+- every attempt has an id of its own, so that a late message of an older one changes nothing;
+- every way out of an attempt that is not a lease gives the entries back on all nodes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import ssl
+from collections.abc import Callable, Mapping
+
+from leasekeeper.clock import Clock, Deadline, Instant
+from leasekeeper.lease import (
+    Acquired,
+    AlreadyGone,
+    Candidate,
+    ConfigurationError,
+    Grant,
+    Held,
+    Lost,
+    Observation,
+    Released,
+    ReleaseOutcome,
+    Renewed,
+    Request,
+    Timings,
+    Unavailable,
+    Unknown,
+)
+from leasekeeper.redlock import quorum as q
+from leasekeeper.redlock.membership import Membership
+from leasekeeper.redlock.transport import Link, OnPush, TcpLink
+
+MakeLinks = Callable[[OnPush], Mapping[str, Link]]
+
+FIRST_BACKOFF = 0.005  # after a split vote: about five round trips within a data centre
+LARGEST_TOKEN = 2**52  # beyond this a Lua number is no longer exact; nodes never get there
+
+
+def _ignore(_: object) -> None:
+    """For requests whose answer changes nothing."""
+
+
+class RedlockStore:
+    """A `LeaseStore` for one lock and one candidate."""
+
+    def __init__(
+        self,
+        *,
+        membership: Membership,
+        lock: str,
+        candidate: Candidate,
+        timings: Timings,
+        clock: Clock,
+        username: str = "",
+        password: str = "",
+        tls: ssl.SSLContext | None = None,
+        links: MakeLinks | None = None,
+    ) -> None:
+        if timings.ttl > membership.max_ttl:
+            raise ConfigurationError(
+                f"leaseDurationSeconds + lockDelaySeconds ({timings.ttl:g}) is more than the nodes"
+                f" of this ensemble keep ({membership.max_ttl:g}): shorten the lease, or use an"
+                " ensemble with a larger longestLeaseSeconds"
+            )
+        self._membership = membership
+        self._lock = lock
+        self._candidate = candidate
+        self._timings = timings
+        self._clock = clock
+        self._key = f"lk:lock:{lock}"
+        self._epoch = membership.epoch
+        self._ttl = str(round(timings.ttl * q.MICROSECONDS))
+        self._attempt = 0
+        self._splits = 0
+        self._current: str | None = None  # the id of the lease that is held, for repairs only
+        self._free_at: int | None = None  # the highest token with which the lock was given back
+        self._freed = asyncio.Event()
+
+        def over_tcp(on_push: OnPush) -> Mapping[str, Link]:
+            return {
+                node.id: TcpLink(
+                    node,
+                    username=username,
+                    password=password,
+                    channel=f"lk:freed:{lock}",
+                    on_push=on_push,
+                    patience=timings.retry_period,
+                    tls=tls,
+                )
+                for node in membership.nodes
+            }
+
+        self._links = (links or over_tcp)(self._on_push)
+
+    async def ready(self) -> None:
+        waits = [asyncio.ensure_future(link.up()) for link in self._links.values()]
+        try:
+            for count, first in enumerate(asyncio.as_completed(waits), start=1):
+                await first
+                if count == self._membership.quorum:
+                    return
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    # -- acquire ---------------------------------------------------------------------------------
+
+    async def acquire(self) -> Acquired:
+        self._attempt += 1
+        attempt = f"{self._candidate.id}/{self._attempt}"
+        self._freed.clear()
+        guess = 0 if self._free_at is None else self._free_at + 1
+        self._free_at = None
+        began = self._clock.now()
+        granted = False
+        try:
+            outcome = await self._attempt_to_win(attempt, guess, began)
+            granted = isinstance(outcome, Grant)
+            return outcome
+        finally:
+            # Also when the caller was cancelled: a write to a connection needs no waiting.
+            if not granted:
+                self._give_back(attempt)
+
+    async def _attempt_to_win(self, attempt: str, guess: int, began: Instant) -> Acquired:
+        budget = Deadline(began, self._timings.renew_deadline)
+        round_ = self._round(
+            ("lk1_grant", attempt, self._ttl, str(guess)), lambda v: q.judge_grant(v, guess)
+        )
+        verdict = await round_.decision(budget.left(self._clock.now()))
+        votes = round_.votes
+        if isinstance(verdict, q.Elevate):
+            token = verdict.token
+            second = self._round(
+                ("lk1_commit", attempt, str(token), self._ttl), lambda v: q.judge_commit(v, token)
+            )
+            verdict = await second.decision(budget.left(self._clock.now()))
+            votes = second.votes
+        if not isinstance(verdict, q.Won) or verdict.token >= LARGEST_TOKEN:
+            return self._not_won(votes)
+        grant = self._grant(attempt, verdict.token, began)
+        if grant.deadline.passed(self._clock.now()):
+            return Unavailable({"candidate": "the votes came too late: the deadline had passed"})
+        self._splits = 0
+        self._current = attempt
+        return grant
+
+    def _not_won(self, votes: q.Votes) -> Acquired:
+        held = q.standing(votes, len(self._links))
+        if held is not None:
+            self._splits = 0
+            return Held(by=held.owner.rpartition("/")[0], free_in=held.free_in)
+        if votes.with_status("HELD", "NOTMINE", "HIGH"):
+            # Nobody has a quorum: several try at once. Whoever waits shortest wins the next turn.
+            self._splits += 1
+            longest = min(FIRST_BACKOFF * 2**self._splits, self._timings.retry_period)
+            return Unavailable(votes.causes(), retry_in=random.uniform(0, longest))
+        return Unavailable(votes.causes())
+
+    def _give_back(self, attempt: str) -> None:
+        for link in self._links.values():
+            link.call(self._command(("lk1_release", attempt, "0")), _ignore)
+
+    # -- renew -----------------------------------------------------------------------------------
+
+    async def renew(self, grant: Grant) -> Renewed:
+        began = self._clock.now()
+        if grant.deadline.passed(began):
+            return Lost("the deadline had passed before the renewal began")
+        self._current = grant.id
+        arguments = (grant.id, str(grant.token), self._ttl)
+
+        def repair(node: str, reply: q.Reply) -> None:
+            good = isinstance(round_.verdict, q.Kept)
+            if good and reply.status == "MISSING" and self._current == grant.id:
+                self._links[node].call(self._command(("lk1_adopt", *arguments)), _ignore)
+
+        round_ = self._round(
+            ("lk1_renew", *arguments), lambda v: q.judge_renewal(v, len(self._links)), late=repair
+        )
+        left = grant.deadline.left(began)
+        verdict = await round_.decision(min(left, self._timings.retry_period))
+        if isinstance(verdict, q.Deposed):
+            return Lost(verdict.why)
+        if not isinstance(verdict, q.Kept):
+            return Unknown(round_.votes.causes())
+        if grant.deadline.passed(self._clock.now()):
+            return Lost("the deadline passed while the votes came in")
+        for node, reply in round_.votes.counting():
+            repair(node, reply)
+        return self._grant(grant.id, grant.token, began, _latest_request(verdict.requests))
+
+    # -- release, observe ------------------------------------------------------------------------
+
+    async def release(self, grant: Grant) -> ReleaseOutcome:
+        self._current = None
+        round_ = self._round(("lk1_release", grant.id, "1"), q.judge_release)
+        self._free_at = max(self._free_at or 0, grant.token)
+        verdict = await round_.decision(self._timings.retry_period)
+        if verdict is None:
+            return Unknown(round_.votes.causes())
+        return Released() if verdict else AlreadyGone()
+
+    async def freed(self) -> None:
+        await self._freed.wait()
+
+    def _on_push(self, _channel: str, message: bytes) -> None:
+        if message.isdigit() and int(message) < LARGEST_TOKEN:
+            self._free_at = max(self._free_at or 0, int(message))
+        self._freed.set()
+
+    async def observe(self) -> Observation:
+        round_ = self._round(("lk1_observe",), lambda v: None if v.outstanding else True)
+        await round_.decision(self._timings.retry_period)
+        looks = round_.votes.with_status("LOCK")
+        owners = [r for r in looks if r.fields[0]]
+        top = max(owners, key=lambda r: int(r.fields[2]), default=None)
+        agree = [r for r in owners if top is not None and r.fields[0] == top.fields[0]]
+        return Observation(
+            holder=agree[0].fields[0] if len(agree) >= self._membership.quorum else None,
+            token=max((int(r.fields[2]) for r in looks), default=0),
+            left=min((int(r.fields[1]) / q.MICROSECONDS for r in agree), default=0.0),
+            nodes=round_.votes.causes(),
+        )
+
+    async def close(self) -> None:
+        for link in self._links.values():
+            await link.close()
+
+    # -- shared ----------------------------------------------------------------------------------
+
+    def _command(self, call: tuple[str, ...]) -> tuple[str, ...]:
+        return ("FCALL", call[0], "1", self._key, self._epoch, *call[1:])
+
+    def _round(
+        self,
+        call: tuple[str, ...],
+        judge: Callable[[q.Votes], q.T | None],
+        late: Callable[[str, q.Reply], None] | None = None,
+    ) -> q.Round[q.T]:
+        command = self._command(call)
+        return q.Round(self._links, command, self._membership.quorum, judge, late)
+
+    def _grant(self, id_: str, token: int, began: Instant, request: Request | None = None) -> Grant:
+        return Grant(
+            lock=self._lock,
+            id=id_,
+            token=token,
+            deadline=Deadline(began, self._timings.renew_deadline),
+            lease_end=Deadline(began, self._timings.lease_end),
+            request=request,
+        )
+
+
+def _latest_request(requests: tuple[str, ...]) -> Request | None:
+    """Nodes may have been told at different times: the highest sequence number is the wish."""
+    parsed = [text.split(" ", 2) for text in requests]
+    return max(
+        (Request(int(p[0]), p[1], p[2] if len(p) > 2 else "") for p in parsed if len(p) > 1),
+        key=lambda request: request.sequence,
+        default=None,
+    )
