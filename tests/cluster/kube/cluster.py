@@ -29,7 +29,7 @@ def up(arguments: argparse.Namespace, progress: Progress) -> None:
     cluster = Cluster(arguments.name)
     with lifecycle.locked(cluster, progress):
         if lifecycle.is_up(cluster):
-            progress.say(f"cluster {cluster.name!r} is already up")
+            progress.say(f"cluster {cluster.name!r} is already up (`load` brings changed images)")
             return
         pinned = pins.load()
         programs = binaries.build_all(pinned, progress)

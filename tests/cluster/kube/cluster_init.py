@@ -78,7 +78,10 @@ class Init:
         account = "/api/v1/namespaces/default/serviceaccounts/default"
         # A pod that starts before its image is there waits ten seconds before it looks again.
         self._wait("images", lambda: not self._jobs)
-        kubectl = [str(self._cluster.programs / "kubectl"), f"--kubeconfig={self._cluster.kubeconfig}"]
+        kubectl = [
+            str(self._cluster.programs / "kubectl"),
+            f"--kubeconfig={self._cluster.kubeconfig}",
+        ]
         manifest = str(HERE / "manifests" / "base.yaml")
         self._job("base.yaml", [*kubectl, "apply", "--server-side", "-f", manifest])
         self._wait("nodes", lambda: self._api.ready_nodes() >= names)
@@ -90,8 +93,8 @@ class Init:
         """One job a node, in the order of the archives' names."""
         archives = sorted(str(file) for file in self._cluster.images.glob("*.tar"))
         ctr = f"ctr -a {node.containerd_socket} -n k8s.io images import"
-        script = f'until ctr -a {node.containerd_socket} version; do sleep 0.1; done\n'
-        script += 'for archive; do ' + ctr + ' "$archive" || exit 1; done\n'
+        script = f"until ctr -a {node.containerd_socket} version; do sleep 0.1; done\n"
+        script += "for archive; do " + ctr + ' "$archive" || exit 1; done\n'
         self._job(f"{node.name}.import", ["sh", "-c", script, "import", *archives])
 
     def _start(self, component: Component) -> None:

@@ -63,7 +63,15 @@ def build(
         pip_conf.write_text(_pip_configuration())
         run_logged(
             _buildah(
-                *("build", "--pull-never", "--network", "host", "--layers", "--isolation", "chroot"),
+                *(
+                    "build",
+                    "--pull-never",
+                    "--network",
+                    "host",
+                    "--layers",
+                    "--isolation",
+                    "chroot",
+                ),
                 *("--volume", f"{CA_BUNDLE}:{CA_BUNDLE}:ro"),
                 *("--volume", f"{pip_conf}:/etc/pip.conf:ro"),
                 *(*chosen, "--tag", tag, "--file", str(dockerfile), str(context)),

@@ -18,7 +18,9 @@ def _flags(**values: object) -> list[str]:
     return [f"--{name.replace('_', '-')}={value}" for name, value in values.items()]
 
 
-def etcd(programs: Path, data: Path, *, client_port: int = 2379, peer_port: int = 2380) -> Component:
+def etcd(
+    programs: Path, data: Path, *, client_port: int = 2379, peer_port: int = 2380
+) -> Component:
     client, peer = (f"http://127.0.0.1:{port}" for port in (client_port, peer_port))
     flags = _flags(
         data_dir=data,

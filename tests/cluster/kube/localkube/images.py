@@ -1,7 +1,7 @@
 """Every image that the cluster runs, as a docker archive in the cache.
 
-There is no image registry where the tests run. So the images that a user would pull (Debian, Valkey,
-CoreDNS, pause) are made here, as stand-ins under the names that users would write.
+There is no image registry where the tests run. So the images that a user would pull (Debian,
+Valkey, CoreDNS, pause) are made here, as stand-ins under the names that users would write.
 """
 
 from __future__ import annotations
@@ -58,7 +58,9 @@ def project_only(pins: Pins, progress: Progress) -> list[Image]:
     return project(_base(pins, progress), progress)
 
 
-def _image(name: str, tag: str, key: str, make: Callable[[Path], None], progress: Progress) -> Image:
+def _image(
+    name: str, tag: str, key: str, make: Callable[[Path], None], progress: Progress
+) -> Image:
     with progress.part(f"image {tag}") as part:
 
         def make_and_tell(folder: Path) -> None:

@@ -60,9 +60,7 @@ def is_up(cluster: Cluster) -> bool:
     return cluster.ready.exists() and processes.init_of(cluster) is not None
 
 
-def up(
-    cluster: Cluster, programs: Binaries, images: Sequence[Image], progress: Progress
-) -> None:
+def up(cluster: Cluster, programs: Binaries, images: Sequence[Image], progress: Progress) -> None:
     """Starts the cluster and returns when everything in it is ready."""
     if cluster.failed.exists() or processes.init_of(cluster) is None:
         if cluster.folder.exists():
@@ -181,10 +179,8 @@ def environment_lines(cluster: Cluster) -> list[str]:
 
 def load(cluster: Cluster, images: Sequence[Image], progress: Progress) -> None:
     """Imports images into every node of a running cluster."""
-    init = processes.init_of(cluster)
-    if init is None:
-        raise ClusterError(f"the cluster {cluster.name!r} is not up")
-    # containerd unpacks the layers by mounts that only the cluster's mount namespace has.
+    if not is_up(cluster):
+        raise ClusterError(f"the cluster {cluster.name!r} is not up: `cluster.py up` starts it")
     for image in images:
         for node in cluster.nodes:
             ctr = ["ctr", "-a", str(node.containerd_socket), "-n", "k8s.io", "images", "import"]

@@ -31,10 +31,11 @@ def has_program(probe: str) -> bool:
     return shutil.which(probe, path=f"{os.environ.get('PATH', '')}:{SBIN}") is not None
 
 
-def install_packages(pins: Pins, progress: Progress) -> None:
+def install_packages(pins: Pins, progress: Progress, only: tuple[str, ...] = ()) -> None:
     """Installs from Debian what is missing, and only that."""
+    wanted = {name: pins.apt[name] for name in only or pins.apt}
     with progress.part("Debian packages") as part:
-        missing = sorted(name for name, probe in pins.apt.items() if not has_program(probe))
+        missing = sorted(name for name, probe in wanted.items() if not has_program(probe))
         part.cached = not missing
         if missing:
             progress.say(f"installing Debian packages: {' '.join(missing)}")
