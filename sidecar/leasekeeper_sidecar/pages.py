@@ -1,0 +1,79 @@
+"""What the sidecar says over HTTP: to the app on loopback, to the kubelet and Prometheus on the
+pod's address.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+
+from leasekeeper_sidecar import metrics
+from leasekeeper_sidecar.http import Answer, Route, Stream
+from leasekeeper_sidecar.leadership import Leadership
+
+HEARTBEAT = 10.0  # seconds; proxies and clients give up on silent streams after 30 to 60
+
+
+def local_pages(leadership: Leadership, *, stream_name: str) -> dict[str, Route]:
+    """For the app. `stream_name` is fresh for every process, so that ids of two processes differ."""
+
+    async def name() -> Answer:
+        # What users of leader-elector have: {"name": HOLDER}; empty: unknown.
+        return Answer(200, json.dumps({"name": leadership.current().holder}).encode() + b"\n")
+
+    async def leader() -> Answer:
+        claim = leadership.current()
+        return Answer(200 if claim.leader else 503, claim.to_json().encode())
+
+    async def events() -> Stream:
+        return Stream(_events(leadership, stream_name))
+
+    return {"/": name, "/leader": leader, "/events": events}
+
+
+async def _events(leadership: Leadership, stream_name: str) -> AsyncIterator[bytes]:
+    """Every event is the whole truth with its deadline, so a slow client misses nothing by getting
+    only the newest.
+    """
+    while True:
+        version = leadership.version
+        data = leadership.current().to_json()
+        yield f"id: {stream_name}-{version}\nevent: leader\ndata: {data}\n".encode()
+        while True:
+            try:
+                async with asyncio.timeout(HEARTBEAT):
+                    await leadership.change(version)
+                break
+            except TimeoutError:
+                yield b": still here\n\n"
+
+
+def pod_pages(
+    *,
+    overdue: Callable[[], float],
+    ready: Callable[[], bool],
+    patience: float,
+    page: metrics.Page,
+) -> dict[str, Route]:
+    """For the kubelet and Prometheus. Nothing here depends on leadership: a standby is healthy and
+    ready.
+    """
+
+    async def healthz() -> Answer:
+        late = overdue()
+        if late <= patience:
+            return Answer(200, b"ok\n", "text/plain")
+        return Answer(503, f"the election loop is {late:.1f} s overdue\n".encode(), "text/plain")
+
+    async def readyz() -> Answer:
+        if ready():
+            return Answer(200, b"ok\n", "text/plain")
+        return Answer(503, b"the client is not ready yet, or stops\n", "text/plain")
+
+    async def metrics_() -> Answer:
+        if not page.prepared:
+            await asyncio.to_thread(page.prepare)
+        return Answer(200, page.render(), metrics.CONTENT_TYPE)
+
+    return {"/healthz": healthz, "/readyz": readyz, "/metrics": metrics_}
