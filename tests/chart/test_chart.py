@@ -1,0 +1,169 @@
+"""What `helm` makes of the chart: names, references between objects, security contexts."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.chart.conftest import CHART, REPOSITORY, Render, one
+
+Helm = Callable[..., subprocess.CompletedProcess[str]]
+
+CHANGED = (
+    'fullnameOverride="other"',
+    'commonLabels={"team": "a"}',
+    'imagePullSecrets=[{"name": "pull"}]',
+    'operator.image={"repository": "example/op", "tag": "7"}',
+    'operator.podAnnotations={"a": "b"}',
+    'operator.podLabels={"c": "d"}',
+    'operator.nodeSelector={"e": "f"}',
+    'operator.tolerations=[{"operator": "Exists"}]',
+    'operator.affinity={"nodeAffinity": {}}',
+    'operator.priorityClassName="high"',
+    'operator.serviceAccount={"name": "account", "annotations": {"g": "h"}}',
+    f'sidecar.image={{"repository": "example/side", "digest": "sha256:{"0" * 64}"}}',
+    'sidecar.resources={"limits": {"memory": "99Mi"}}',
+    "webhook.timeoutSeconds=3",
+    'defaultEnsemble={"nodes": 3, "longestLeaseSeconds": 4, "restartDelaySeconds": 8}',
+    'defaultEnsemble.image="docker.io/library/redis:8"',
+)
+
+
+def test_lint_finds_nothing(helm: Helm) -> None:
+    done = helm("lint", "--strict", str(CHART))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_object_has_the_recommended_labels_and_the_release_namespace(render: Render) -> None:
+    for manifest in render():
+        labels = manifest["metadata"]["labels"]
+        assert labels["app.kubernetes.io/name"] == "leasekeeper", manifest["kind"]
+        assert labels["app.kubernetes.io/instance"] == "lk"
+        assert labels["app.kubernetes.io/managed-by"] == "Helm"
+        assert manifest["metadata"].get("namespace", "system") == "system"
+
+
+@pytest.mark.parametrize("values", [(), CHANGED], ids=["defaults", "changed"])
+def test_objects_name_each_other_rightly(render: Render, values: tuple[str, ...]) -> None:
+    manifests = render(*values)
+    account = one(manifests, "ServiceAccount")["metadata"]["name"]
+    service = one(manifests, "Service")
+    webhook = one(manifests, "MutatingWebhookConfiguration")
+    pod = one(manifests, "Deployment")["spec"]["template"]
+    container = pod["spec"]["containers"][0]
+    environment = {entry["name"]: entry.get("value") for entry in container["env"]}
+
+    assert pod["spec"]["serviceAccountName"] == account
+    assert service["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
+    assert service["spec"]["ports"][0]["targetPort"] in [p["name"] for p in container["ports"]]
+    target = webhook["webhooks"][0]["clientConfig"]["service"]
+    assert target["name"] == environment["LEASEKEEPER_WEBHOOK_SERVICE"]
+    assert target["name"] == service["metadata"]["name"]
+    assert environment["LEASEKEEPER_WEBHOOK_CONFIGURATION"] == webhook["metadata"]["name"]
+    binding = one(manifests, "ClusterRoleBinding")
+    assert binding["roleRef"]["name"] == one(manifests, "ClusterRole")["metadata"]["name"]
+    assert binding["subjects"][0] == {
+        "kind": "ServiceAccount",
+        "name": account,
+        "namespace": "system",
+    }
+    policy = one(manifests, "ValidatingAdmissionPolicy")
+    assert f"'system:serviceaccount:system:{account}'" in str(policy["spec"]["matchConditions"])
+    bound = one(manifests, "ValidatingAdmissionPolicyBinding")["spec"]
+    assert bound == {"policyName": policy["metadata"]["name"], "validationActions": ["Deny"]}
+
+
+def test_changed_values_reach_their_objects(render: Render) -> None:
+    manifests = render(*CHANGED)
+    deployment = one(manifests, "Deployment")
+    pod = deployment["spec"]["template"]
+    container = pod["spec"]["containers"][0]
+    environment = {entry["name"]: entry.get("value") for entry in container["env"]}
+
+    assert deployment["metadata"]["name"] == "other-operator"
+    assert all(manifest["metadata"]["labels"]["team"] == "a" for manifest in manifests)
+    assert container["image"] == "example/op:7"
+    assert environment["LEASEKEEPER_SIDECAR_IMAGE"] == f"example/side@sha256:{'0' * 64}"
+    resources = json.loads(environment["LEASEKEEPER_SIDECAR_RESOURCES"] or "")
+    assert resources["limits"] == {"memory": "99Mi"}
+    assert pod["metadata"]["annotations"] == {"a": "b"}
+    assert pod["metadata"]["labels"]["c"] == "d"
+    spec = pod["spec"]
+    assert spec["nodeSelector"] == {"e": "f"}
+    assert spec["tolerations"] == [{"operator": "Exists"}]
+    assert spec["affinity"] == {"nodeAffinity": {}}
+    assert spec["priorityClassName"] == "high"
+    assert spec["imagePullSecrets"] == [{"name": "pull"}]
+    assert one(manifests, "ServiceAccount")["metadata"]["annotations"] == {"g": "h"}
+    assert one(manifests, "MutatingWebhookConfiguration")["webhooks"][0]["timeoutSeconds"] == 3
+    ensemble = one(manifests, "LockEnsemble")["spec"]
+    assert (ensemble["nodes"], ensemble["longestLeaseSeconds"]) == (3, 4)
+    assert ensemble["restartPolicy"] == {"delaySeconds": 8}
+    assert ensemble["image"] == "docker.io/library/redis:8"
+    assert ensemble["imagePullSecrets"] == [{"name": "pull"}]
+
+
+def test_the_default_ensemble_can_be_left_out(render: Render) -> None:
+    kinds = [manifest["kind"] for manifest in render("defaultEnsemble.enabled=false")]
+    assert "LockEnsemble" not in kinds
+
+
+def test_the_operator_meets_the_restricted_pod_security_standard(render: Render) -> None:
+    pod = one(render(), "Deployment")["spec"]["template"]["spec"]
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["runAsUser"] > 0
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    for container in pod["containers"]:
+        context = container["securityContext"]
+        assert context["allowPrivilegeEscalation"] is False
+        assert context["readOnlyRootFilesystem"] is True
+        assert context["capabilities"] == {"drop": ["ALL"]}
+        assert {"requests", "limits"} <= container["resources"].keys()
+
+
+def test_a_dead_webhook_stops_only_pods_that_ask_for_a_lock(render: Render) -> None:
+    (webhook,) = one(render(), "MutatingWebhookConfiguration")["webhooks"]
+    assert webhook["failurePolicy"] == "Fail"
+    (condition,) = webhook["matchConditions"]
+    assert "'leasekeeper.dev/lock' in object.metadata.annotations" in condition["expression"]
+    assert webhook["namespaceSelector"]["matchExpressions"] == [
+        {"key": "leasekeeper.dev/injection", "operator": "NotIn", "values": ["disabled"]}
+    ]
+    assert webhook["rules"][0]["operations"] == ["CREATE"]
+
+
+def test_the_role_is_the_list_that_the_operator_is_tested_with(render: Render) -> None:
+    readme = (REPOSITORY / "operator" / "leasekeeper_operator" / "README.md").read_text()
+    (block,) = [b for b in re.findall(r"```yaml\n(.*?)```", readme, re.S) if "rules:" in b]
+    manifests = render()
+    name = one(manifests, "MutatingWebhookConfiguration")["metadata"]["name"]
+    documented = yaml.safe_load(block.replace("<LEASEKEEPER_WEBHOOK_CONFIGURATION>", name))
+    assert one(manifests, "ClusterRole")["rules"] == documented["rules"]
+
+
+def test_crds_are_those_of_the_repository() -> None:
+    ours = {file.name: file.read_text() for file in (CHART / "crds").glob("*")}
+    source = {file.name: file.read_text() for file in (REPOSITORY / "crds").glob("*.yaml")}
+    assert source, "crds/ is empty"
+    assert ours == source, "bring them over: cp crds/*.yaml charts/leasekeeper/crds/"
+
+
+def test_the_next_step_names_the_namespace_and_the_ensemble(helm: Helm, tmp_path: Path) -> None:
+    """`helm template` does not show the notes, and without a cluster nothing else renders them."""
+    copy = shutil.copytree(CHART, tmp_path / "leasekeeper")
+    shutil.copy(CHART / "templates" / "NOTES.txt", copy / "notes.txt")
+    (copy / "templates" / "shown.yaml").write_text('{{ tpl (.Files.Get "notes.txt") . }}')
+    show = ("template", "lk", str(copy), "--namespace", "system", "-s", "templates/shown.yaml")
+
+    shown = helm(*show, "--debug").stdout
+    assert "kubectl -n system wait lockensemble/default" in shown
+    shown = helm(*show, "--debug", "--set", "defaultEnsemble.enabled=false").stdout
+    assert "ensembleRef" in shown
+    assert "wait lockensemble/default" not in shown
