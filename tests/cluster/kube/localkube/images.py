@@ -6,7 +6,6 @@ Valkey, CoreDNS, pause) are made here, as stand-ins under the names that users w
 
 from __future__ import annotations
 
-import platform
 import re
 import shlex
 import shutil
@@ -118,32 +117,41 @@ def _on_base(name: str, tag: str, base: Image, progress: Progress) -> Image:
 
 def project(base: Image, progress: Progress, repository: Path = REPOSITORY) -> list[Image]:
     """The project's own images, from the Dockerfile that users build them from."""
-    dockerfile = repository / "Dockerfile"
-    if not dockerfile.exists():
+    if not (repository / "Dockerfile").exists():
         progress.say("no Dockerfile in the repository: the project's own images are left out")
         return []
-    sources = cache.key_of_files(repository, _sources(repository, dockerfile))
-
-    def image(target: str) -> Image:
-        tag = f"localhost/leasekeeper-{target}:dev"
-        key = cache.key_of(tag, sources, base.archive.parent.name, platform.machine())
-
-        def make(folder: Path) -> None:
-            archive, from_base = folder / "image.tar", (base.tag, base.archive)
-            buildah.build(
-                repository, dockerfile, tag, archive, progress, target=target, base=from_base
-            )
-
-        return _image(target, tag, key, make, progress)
-
-    return [image(target) for target in PROJECT_TARGETS]
+    with tempfile.TemporaryDirectory() as folder:
+        context = Path(folder)
+        _snapshot(repository, context)
+        return [_project_image(target, base, context, progress) for target in PROJECT_TARGETS]
 
 
-def _sources(repository: Path, dockerfile: Path) -> list[Path]:
-    """The files that the Dockerfile copies in, read from it: a list kept by hand would one day
-    miss one, and a stale image would be tested."""
-    text = dockerfile.read_text().replace("\\\n", " ")
+def _project_image(target: str, base: Image, context: Path, progress: Progress) -> Image:
+    tag = f"localhost/leasekeeper-{target}:dev"
+    files = [file for file in context.rglob("*") if file.is_file()]
+    key = cache.key_of(tag, cache.key_of_files(context, files), base.archive.parent.name)
+
+    def make(folder: Path) -> None:
+        buildah.build(
+            context,
+            context / "Dockerfile",
+            tag,
+            folder / "image.tar",
+            progress,
+            target=target,
+            base=(base.tag, base.archive),
+        )
+
+    return _image(target, tag, key, make, progress)
+
+
+def _snapshot(repository: Path, context: Path) -> None:
+    """Copies the Dockerfile and the files that it copies in. Built from the copy, an image is what
+    its key says, whoever edits the repository meanwhile; and the list is read from the Dockerfile,
+    because one kept by hand would one day miss a file, and a stale image would be tested."""
+    dockerfile = repository / "Dockerfile"
     files = {dockerfile, repository / ".dockerignore", repository / ".containerignore"}
+    text = dockerfile.read_text().replace("\\\n", " ")
     for line in re.findall(r"^\s*(?:COPY|ADD)\s+(.*)$", text, re.M | re.I):
         words = shlex.split(line)
         if any(word.startswith("--from") for word in words):
@@ -151,4 +159,8 @@ def _sources(repository: Path, dockerfile: Path) -> list[Path]:
         for pattern in [word for word in words if not word.startswith("--")][:-1]:
             for found in repository.glob(pattern.removeprefix("./").rstrip("/")):
                 files.update(found.rglob("*") if found.is_dir() else [found])
-    return [file for file in files if file.is_file() and "__pycache__" not in file.parts]
+    for file in files:
+        if file.is_file() and "__pycache__" not in file.parts:
+            copy = context / file.relative_to(repository)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(file, copy)
