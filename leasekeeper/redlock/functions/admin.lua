@@ -1,15 +1,25 @@
 -- The functions of agents and of the operator: a node's time, its life and its recovery. Nothing
 -- here votes. The agent loads this library as soon as it sees the server. No function takes KEYS;
 -- candidates' users may call none.
+--
+-- A *life* is the name of one unbroken memory: random, given by the agent to a memory that it finds
+-- empty. Whoever talks to a memory that may have been lost in between names the life it means.
 
--- enter(life, cap): begins a new life of this node's memory, closed.   OK | ALIVE life
+-- Beyond this, a number was not made by the protocol (it counts from unix milliseconds), and Lua's
+-- doubles are near the end of what they count exactly: a tenant may have written it into its key.
+local NOT_A_TOKEN = 2 ^ 52
+
+-- enter(life, cap, run_id, id): begins a new life, closed, of node `id`. The run_id is that of the
+-- server process: a memory that carries another one came from a disk or a replica, and is wiped.
+--   OK | ALIVE life
 local function enter(_, args)
-  local life, cap = args[1], tonumber(args[2])
+  local life, cap, run_id, id = args[1], tonumber(args[2]), args[3], args[4]
   local node = read_node()
-  if node.life then
+  if node.life and redis.call('HGET', NODE, 'run_id') == run_id then
     return reply(node, 'ALIVE', node.life)
   end
-  redis.call('HSET', NODE, 'life', life, 'cap', int(cap), 'tick', '0')
+  redis.call('FLUSHALL', 'SYNC')
+  redis.call('HSET', NODE, 'life', life, 'cap', int(cap), 'tick', '0', 'run_id', run_id, 'id', id)
   return reply(read_node(), 'OK')
 end
 
@@ -56,10 +66,16 @@ local function write_vector(vector)
 end
 
 -- announce(node, i): node says that it begins its i-th life. From now on this node's replies make
--- its older votes not count.   OK max_ttl | LOW known
+-- its older votes not count. Only a number above the known one is taken, so no two lives of a node
+-- can have the same number at a quorum. VOID: I have no memory yet that could keep it, or the
+-- caller takes me for somebody else.
+--   OK max_ttl life | LOW known | VOID
 local function announce(_, args)
   local id, incarnation = args[1], tonumber(args[2])
   local node = read_node()
+  if not node.life or node.id == id then
+    return reply(node, 'VOID')
+  end
   local vector = read_vector(node.vector)
   local known = vector[id] or 0
   if incarnation <= known then
@@ -67,7 +83,7 @@ local function announce(_, args)
   end
   vector[id] = incarnation
   redis.call('HSET', NODE, 'vector', write_vector(vector))
-  return reply(read_node(), 'OK', int(node.max_ttl))
+  return reply(read_node(), 'OK', int(node.max_ttl), node.life)
 end
 
 -- become(life, node, i): records this node's own announced incarnation.   OK | REFUSED life
@@ -83,15 +99,27 @@ local function become(_, args)
   return reply(read_node(), 'OK')
 end
 
+-- rest(life): this life's quarantine is over; a total loss is only mended by nodes that rested.
+--   OK | REFUSED life
+local function rest(_, args)
+  local node = read_node()
+  if node.life ~= args[1] then
+    return reply(node, 'REFUSED', node.life or '')
+  end
+  redis.call('HSET', NODE, 'rested', '1')
+  return reply(node, 'OK')
+end
+
 -- dump(cursor): what a recovering node must learn, a page at a time. A lock whose key is made while
 -- the pages are read may be missing: its votes already carry the announcement, so they do not count
 -- together with a forgotten one.
---   OPEN|CLOSED cursor epoch floor max_ttl lock F lock F ...
+--   OPEN|CLOSED cursor life epoch floor max_ttl lock F lock F ...
 local function dump(_, args)
   local node = read_node()
   local page = redis.call('SCAN', args[1], 'MATCH', 'lk:lock:*', 'COUNT', 500)
   local answer = {
-    node.open and 'OPEN' or 'CLOSED', page[1], node.epoch or '', int(node.floor), int(node.max_ttl),
+    node.open and 'OPEN' or 'CLOSED', page[1], node.life or '', node.epoch or '', int(node.floor),
+    int(node.max_ttl),
   }
   for _, key in ipairs(page[2]) do
     answer[#answer + 1] = string.sub(key, #'lk:lock:' + 1)
@@ -113,17 +141,21 @@ local function learn(_, args)
   for id, incarnation in pairs(read_vector(args[3])) do
     vector[id] = math.max(vector[id] or 0, incarnation)
   end
-  redis.call('HSET', NODE, 'floor', int(math.max(node.floor, tonumber(args[2]))), 'vector', write_vector(vector))
+  local floor = math.max(node.floor, tonumber(args[2]))
+  redis.call('HSET', NODE, 'floor', int(floor), 'vector', write_vector(vector))
   for i = 4, #args, 2 do
-    local key = 'lk:lock:' .. args[i]
-    local fence = tonumber(redis.call('HGET', key, 'fence') or '0')
-    redis.call('HSET', key, 'fence', int(math.max(fence, tonumber(args[i + 1]))))
+    local key, fence = 'lk:lock:' .. args[i], tonumber(args[i + 1])
+    if fence and fence < NOT_A_TOKEN then
+      local known = tonumber(redis.call('HGET', key, 'fence') or '0')
+      redis.call('HSET', key, 'fence', int(math.max(known, fence)))
+    end
   end
   return reply(read_node(), 'OK')
 end
 
--- birth(life, generation, floor): this life is in the registry's record of a birth: it may open
--- without asking others.
+-- birth(life, generation, floor, incarnation_floor, member, member, ...): this life is in the
+-- registry's record of a birth: it may open without asking others. After a total loss every member
+-- is known to have outlived the floor of incarnations, so that no server of before it counts.
 --   OK | REFUSED life
 local function birth(_, args)
   local life, generation, floor = args[1], tonumber(args[2]), tonumber(args[3])
@@ -131,12 +163,18 @@ local function birth(_, args)
   if node.life ~= life then
     return reply(node, 'REFUSED', node.life or '')
   end
-  redis.call('HSET', NODE, 'birth', int(generation), 'floor', int(math.max(node.floor, floor)))
+  local vector, least = read_vector(node.vector), (tonumber(args[4]) or 0) + 1
+  for i = 5, #args do
+    vector[args[i]] = math.max(vector[args[i]] or 0, least)
+  end
+  redis.call('HSET', NODE, 'birth', int(generation), 'floor', int(math.max(node.floor, floor)),
+    'generation', int(generation), 'vector', write_vector(vector),
+    'incarnation', int(math.max(tonumber(node.incarnation) or 0, least)))
   return reply(read_node(), 'OK')
 end
 
--- open(life, epoch, members, max_ttl): the mark in the data. The node votes when the library `vote`
--- is loaded, too.
+-- open(life, epoch, members, max_ttl, generation): the mark in the data. The node votes when the
+-- library `vote` is loaded, too. The generation is that of the birth, or of those it learnt from.
 --   OK | REFUSED life
 local function open(_, args)
   local life, epoch, members, max_ttl = args[1], args[2], args[3], tonumber(args[4])
@@ -144,26 +182,31 @@ local function open(_, args)
   if node.life ~= life then
     return reply(node, 'REFUSED', node.life or '')
   end
-  redis.call('HSET', NODE, 'epoch', epoch, 'members', members, 'max_ttl', int(max_ttl), 'joined', '1', 'open', '1')
+  redis.call('HSET', NODE, 'epoch', epoch, 'members', members, 'max_ttl', int(max_ttl),
+    'generation', args[5] or '0', 'joined', '1', 'open', '1')
   return reply(read_node(), 'OK')
 end
 
--- close(): takes the mark away.   OK
+-- close(): takes the mark away, and ends the life: a memory that was closed is not trusted again.
+--   OK
 local function close()
-  redis.call('HDEL', NODE, 'open')
+  redis.call('HDEL', NODE, 'open', 'life', 'agent')
   return reply(read_node(), 'OK')
 end
 
--- state(): for agents, the operator and people.   NODE life birth open joined epoch floor tick
--- locks
+-- state(): for agents, the operator and people.
+--   NODE life birth open joined epoch floor tick locks id rested run_id generation
 local function state()
   local node = read_node()
-  return reply(node, 'NODE', node.life or '', redis.call('HGET', NODE, 'birth') or '0', node.open or '0',
-    node.joined or '0', node.epoch or '', int(node.floor), int(node.tick), int(redis.call('DBSIZE')))
+  local more = redis.call('HMGET', NODE, 'birth', 'rested', 'run_id', 'generation')
+  local locks = math.max(0, redis.call('DBSIZE') - 1)
+  return reply(node, 'NODE', node.life or '', more[1] or '0', node.open or '0', node.joined or '0',
+    node.epoch or '', int(node.floor), int(node.tick), int(locks), node.id or '', more[2] or '0',
+    more[3] or '', more[4] or '0')
 end
 
 -- forget(lock): the lock was deleted. Its F is folded into the floor, so that a lock of the same
--- name goes on above it.
+-- name goes on above it; but one tenant's nonsense must not become the floor of all.
 --   OK | HELD owner
 local function forget(_, args)
   local key = 'lk:lock:' .. args[1]
@@ -172,7 +215,9 @@ local function forget(_, args)
   if lock.owner then
     return reply(node, 'HELD', lock.owner)
   end
-  redis.call('HSET', NODE, 'floor', int(lock.fence))
+  if lock.fence < NOT_A_TOKEN then
+    redis.call('HSET', NODE, 'floor', int(lock.fence))
+  end
   redis.call('DEL', key)
   return reply(read_node(), 'OK')
 end
@@ -183,6 +228,7 @@ redis.register_function { function_name = 'lk1_register', callback = register, f
 redis.register_function { function_name = 'lk1_tick', callback = tick, flags = SAFE_WHEN_FULL }
 redis.register_function { function_name = 'lk1_announce', callback = announce, flags = SAFE_WHEN_FULL }
 redis.register_function { function_name = 'lk1_become', callback = become }
+redis.register_function { function_name = 'lk1_rest', callback = rest }
 redis.register_function { function_name = 'lk1_dump', callback = dump, flags = { 'no-writes' } }
 redis.register_function { function_name = 'lk1_learn', callback = learn }
 redis.register_function { function_name = 'lk1_birth', callback = birth }

@@ -1,7 +1,8 @@
 -- What both libraries share; it stands in front of each of them when it is loaded.
 --
 -- A node's memory:
---   lk:node                  hash: life, incarnation, vector, open, joined, epoch, members, max_ttl, cap, tick, agent, floor
+--   lk:node                  hash: id, run_id, life, incarnation, vector, birth, generation,
+--                            rested, open, joined, epoch, members, max_ttl, cap, tick, agent, floor
 --   lk:lock:NAMESPACE/NAME   hash: owner (candidate/attempt), expires (in ticks), fence (F), request
 -- All times are whole microseconds of this node's own tick counter, never the wall clock. No key
 -- has a Redis TTL. Arguments arrive as strings and are converted at the top of each function: "10"
@@ -9,7 +10,8 @@
 
 local NODE = 'lk:node'
 local NODE_FIELDS = {
-  'open', 'joined', 'epoch', 'members', 'max_ttl', 'cap', 'tick', 'floor', 'incarnation', 'vector', 'life', 'agent',
+  'open', 'joined', 'epoch', 'members', 'max_ttl', 'cap', 'tick', 'floor', 'incarnation', 'vector',
+  'life', 'id',
 }
 
 -- Lua's own conversion switches to exponents after 14 digits.

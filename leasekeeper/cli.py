@@ -1,0 +1,177 @@
+"""The command line of the lock library: `leasekeeper node-agent`, and what follows later."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from leasekeeper import __version__
+from leasekeeper.lease import ConfigurationError
+from leasekeeper.redlock.agent import Agent, Settings, WrongServer
+from leasekeeper.redlock.blocking import BadCredentials, parse_server
+from leasekeeper.redlock.log import log
+from leasekeeper.redlock.membership import Membership
+from leasekeeper.redlock.registry import FileRegistry
+from leasekeeper.redlock.status_page import Status, parse_http, serve
+from leasekeeper.redlock.users_file import UsersFile
+
+EXIT_STOPPED, EXIT_CONFIGURATION, EXIT_CREDENTIALS, EXIT_WRONG_SERVER = 0, 2, 3, 4
+
+_AGENT_EPILOG = """\
+exit codes:
+  0  stopped by SIGTERM or SIGINT; the server goes on as it was, its time stands still
+  2  an option or a file cannot be used; nothing was started
+  3  the server refused the password of the user `agent`
+  4  the server is another node's
+
+A server that cannot be reached, has settings that a node must not have, or waits for others is no
+reason to end: the agent says so in its log and at /status, and tries again.
+
+example:
+  leasekeeper node-agent --node 0 --server unix:///run/leasekeeper/server.sock \\
+      --membership /etc/leasekeeper/membership.json --credentials /etc/leasekeeper/credentials \\
+      --users /etc/leasekeeper/users --http :9121
+"""
+
+_EPILOG = """\
+examples:
+  leasekeeper node-agent --help
+  leasekeeper --version
+"""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="leasekeeper",
+        description="Leader election as a Kubernetes resource: the lock library's commands.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"leasekeeper {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    agent = commands.add_parser(
+        "node-agent",
+        help="run beside a Redis or Valkey server and make it a node of an ensemble",
+        description="Runs beside an unmodified Redis or Valkey server: counts its time, and lets it"
+        " vote only while it remembers what it voted for.",
+        epilog=_AGENT_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    options = [
+        ("node", "ID", "which member of the ensemble this is", True),
+        ("server", "ADDRESS", "the server beside it: unix:///path/to/socket or HOST:PORT", True),
+        ("membership", "FILE", "membership.json: the nodes, and the timings they agree on", True),
+        (
+            "credentials",
+            "DIR",
+            "a folder with the files `agent` and `peer`: one password each",
+            True,
+        ),
+        (
+            "users",
+            "FILE",
+            "ACL users of locks, one a line: NAMESPACE/NAME SHA256-OF-PASSWORD",
+            False,
+        ),
+        ("registry", "FILE", "the record of births; left out: somebody else gives birth", False),
+        ("http", "[HOST]:PORT", "where to serve /status, /readyz and /healthz", False),
+    ]
+    for name, metavar, text, required in options:
+        variable = f"LEASEKEEPER_{name.upper()}"
+        given = os.environ.get(variable)
+        agent.add_argument(
+            f"--{name}",
+            metavar=metavar,
+            help=f"{text} ({variable})",
+            default=given,
+            required=required and given is None,
+        )
+    return parser
+
+
+def _read(path: str, option: str) -> str:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except (OSError, UnicodeDecodeError) as wrong:
+        why = wrong.strerror if isinstance(wrong, OSError) else "not a text"
+        raise ConfigurationError(f"{option} {path}: {why}; name a file that can be read") from None
+
+
+def _settings(options: argparse.Namespace) -> Settings:
+    text = _read(options.membership, "--membership")
+    try:
+        membership = Membership.from_json(json.loads(text))
+    except json.JSONDecodeError as wrong:
+        raise ConfigurationError(f"--membership {options.membership}: not JSON: {wrong}") from None
+    except ConfigurationError as wrong:
+        raise ConfigurationError(f"--membership {options.membership}: {wrong}") from None
+    ids = [node.id for node in membership.nodes]
+    if options.node not in ids:
+        raise ConfigurationError(
+            f"--node {options.node} is not in {options.membership}; it has {', '.join(ids)}"
+        )
+    users = UsersFile(options.users) if options.users else None
+    if users is not None:
+        users.changed()
+    registry = FileRegistry(options.registry) if options.registry else None
+    if registry is not None:
+        registry.read()
+    return Settings(
+        node=options.node,
+        server=parse_server(options.server),
+        membership=membership,
+        agent_password=_read(os.path.join(options.credentials, "agent"), "--credentials").strip(),
+        peer_password=_read(os.path.join(options.credentials, "peer"), "--credentials").strip(),
+        users=users,
+        registry=registry,
+    )
+
+
+class _Stop(BaseException):
+    """SIGTERM or SIGINT. Raised wherever the loop is, so that a stop is prompt in every state."""
+
+
+def _stop(number: int, _: object) -> NoReturn:
+    raise _Stop(signal.Signals(number).name)
+
+
+def _node_agent(options: argparse.Namespace) -> int:
+    settings = _settings(options)
+    status = Status(settings.node)
+    if options.http:
+        serve(parse_http(options.http), status)
+    signal.signal(signal.SIGTERM, _stop)
+    signal.signal(signal.SIGINT, _stop)
+    try:
+        log("agent-started", node=settings.node, server=options.server, version=__version__)
+        Agent(settings, status).run()
+    except _Stop as stop:
+        log("agent-stopped", node=settings.node, signal=stop)
+    return EXIT_STOPPED
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
+    try:
+        return _node_agent(options)
+    except ConfigurationError as wrong:
+        code, message = EXIT_CONFIGURATION, str(wrong)
+    except BadCredentials as wrong:
+        code = EXIT_CREDENTIALS
+        message = f"{wrong}; the file `agent` in --credentials {options.credentials} must hold it"
+    except WrongServer as wrong:
+        code, message = EXIT_WRONG_SERVER, str(wrong)
+    print(f"leasekeeper: {message}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,134 @@
+"""The server beside the agent: is it fit to be a node, and what is done to its memory.
+
+Everything goes over the one connection that saw the server's run_id: if the server restarts in the
+middle, the connection breaks, and nothing of this reaches the new process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+
+from leasekeeper.lease import LeaseError
+from leasekeeper.redlock import functions, users
+from leasekeeper.redlock.blocking import Connection, Refusal, Reply
+from leasekeeper.redlock.life import Learnt
+from leasekeeper.redlock.membership import Membership
+from leasekeeper.redlock.registry import NodeView
+from leasekeeper.redlock.server_config import REQUIRED
+
+PAGE = 500  # locks in one call of lk1_learn: well below a millisecond of the server's time
+
+
+class MemoryChanged(LeaseError):
+    """The memory is not the one that we meant: flushed, or another agent began a new life."""
+
+
+class Unfit(LeaseError):
+    """The server's settings would break the promise; the message says which, and what to do."""
+
+
+class LocalServer:
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        info = connection.call("INFO", "server", "replication").splitlines()
+        self._info = dict(line.split(":", 1) for line in info if ":" in line)
+        self.run_id = self._info["run_id"]
+
+    def check_fitness(self) -> None:
+        """Raises Unfit, with one sentence, if this memory could come back, or forget, unnoticed."""
+        info = self.connection.call("INFO", "replication")
+        if "role:master" not in info:
+            raise Unfit("the server is a replica; take its `replicaof` away, each node is its own")
+        names = [*REQUIRED, "dir", "dbfilename", "appenddirname"]
+        flat = self.connection.call("CONFIG", "GET", *names)
+        settings = dict(zip(flat[::2], flat[1::2], strict=True))
+        for name, wanted in REQUIRED.items():
+            if settings.get(name) != wanted:
+                raise Unfit(
+                    f"the server has `{name} {settings.get(name)}`, a node needs"
+                    f" `{name} {wanted or chr(34) * 2}`; change it in the server's configuration"
+                )
+        for name in (settings["dbfilename"], settings["appenddirname"]):
+            path = os.path.join(settings["dir"], name)
+            if name and os.path.exists(path) and os.access(settings["dir"], os.W_OK):
+                raise Unfit(
+                    f"the server would load {path} at its next start; delete it, and give the"
+                    " server an empty or read-only `dir`"
+                )
+
+    def load_admin(self) -> None:
+        self._load(functions.ADMIN)
+
+    def state(self) -> NodeView:
+        return NodeView.from_reply(self.connection.fcall("lk1_state"))
+
+    def cap(self) -> float:
+        """C of this life, in seconds: it never changes while a node is open."""
+        return int(self.connection.call("HGET", "lk:node", "cap") or 0) / 1e6
+
+    def enter(self, life: str, node: str, cap: float) -> str:
+        """Begins a life; the name of the one that is there now (ours, or another agent's)."""
+        reply = self.connection.fcall("lk1_enter", life, _micros(cap), self.run_id, node)
+        return life if reply[0] == "OK" else reply[1]
+
+    def meant(self, function: str, *args: str) -> None:
+        """A function that names the life, and is refused by any other."""
+        if self.connection.fcall(function, *args)[0] != "OK":
+            raise MemoryChanged(f"{function} was refused: the memory is another one")
+
+    def write(self, life: str, learnt: Learnt) -> None:
+        vector = ",".join(f"{id}:{number}" for id, number in learnt.vector.items())
+        flat = [str(part) for pair in learnt.fences.items() for part in pair]
+        for start in range(0, len(flat) or 1, 2 * PAGE):
+            page = flat[start : start + 2 * PAGE]
+            self.meant("lk1_learn", life, str(learnt.floor), vector, *page)
+
+    def open(self, life: str, membership: Membership, generation: int) -> None:
+        """The mark; then the library. Candidates' users come last, by `apply_users`."""
+        members = json.dumps(membership.to_json())
+        longest = _micros(membership.max_ttl)
+        self.meant("lk1_open", life, membership.epoch, members, longest, str(generation))
+        self.load_vote()
+
+    def load_vote(self) -> None:
+        self._load(functions.VOTE)
+
+    def close(self) -> None:
+        """Nobody can vote here any more; live connections of candidates are cut."""
+        self.connection.fcall("lk1_close")
+        libraries = self.connection.call("FUNCTION", "LIST", "LIBRARYNAME", functions.VOTE)
+        if libraries:
+            self.connection.call("FUNCTION", "DELETE", functions.VOTE)
+        self.apply_users({}, known={})
+
+    def apply_users(self, wanted: Mapping[str, str], known: Mapping[str, str]) -> list[str]:
+        """Makes the locks' ACL users those of `wanted` (digests by lock); what was changed.
+        `known` are those that were set before and need no second time.
+        """
+        changed = []
+        for lock, digest in wanted.items():
+            if known.get(lock) != digest:
+                rules = users.lock_rules(lock, digest)
+                self.connection.call("ACL", "SETUSER", users.lock_user(lock), *rules)
+                changed.append(f"+{lock}")
+        prefix = users.lock_user("")
+        for name in self.connection.call("ACL", "USERS"):
+            if name.startswith(prefix) and name.removeprefix(prefix) not in wanted:
+                self.connection.call("ACL", "DELUSER", name)
+                changed.append(f"-{name.removeprefix(prefix)}")
+        return changed
+
+    def _load(self, name: str) -> Reply:
+        try:
+            return self.connection.call("FUNCTION", "LOAD", "REPLACE", functions.library(name))
+        except Refusal as refused:
+            raise Unfit(
+                f"the server took no functions ({refused}); a node needs Redis 7.0 or newer,"
+                " or Valkey"
+            ) from None
+
+
+def _micros(seconds: float) -> str:
+    return str(round(seconds * 1e6))

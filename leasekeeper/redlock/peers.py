@@ -1,0 +1,109 @@
+"""The other nodes of the ensemble, as one agent asks them. Used only while its own node is closed,
+so a slow peer costs the node nothing but time that it spends waiting anyway.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from leasekeeper.redlock import users
+from leasekeeper.redlock.blocking import Broken, Connection, Refusal
+from leasekeeper.redlock.life import Learnt, Life
+from leasekeeper.redlock.membership import Membership, Node
+from leasekeeper.redlock.registry import NodeView
+
+TIMEOUT = 0.5  # a healthy node answers in a millisecond; a hung one must not hold up the others
+RETRY = 0.3  # how long a peer that did not answer is left alone, so that the others get a turn
+
+
+class Peers:
+    def __init__(self, membership: Membership, node: str, password: str) -> None:
+        self._others = {other.id: other for other in membership.nodes if other.id != node}
+        self._password = password
+        self._connections: dict[str, Connection] = {}
+        self._retry_at: dict[str, float] = {}
+        self.problems: dict[str, str] = {}
+        """By node id: why it could not be asked, a sentence for people."""
+
+    def views(self) -> Mapping[str, NodeView]:
+        """What each of them says of itself; who does not answer is missing."""
+        found = {}
+        for id, other in self._others.items():
+            reply = self._ask(id, "lk1_state")
+            if reply is None:
+                continue
+            view = NodeView.from_reply(reply)
+            if view.id and view.id != id:
+                self._set_aside(id, f"the server at {other.address} says that it is node {view.id}")
+            elif view.life:
+                found[id] = view
+                self.problems.pop(id, None)
+            else:
+                self.problems[id] = "its agent has not seen it yet"
+        return found
+
+    def announce(self, life: Life, node: str, peer: str, now: Callable[[], float]) -> Life:
+        """Asks one peer to know `node` by the number of its life; what follows from the answer.
+        The clock is read after the answer: the quarantine begins when the peer knows, not before.
+        """
+        reply = self._ask(peer, "lk1_announce", node, str(life.number))
+        if reply is None or reply[0] == "VOID":
+            return life
+        if reply[0] == "LOW":
+            return life.outranked(int(reply[1]))
+        return life.accepted(peer, reply[2], now(), int(reply[1]) / 1e6)
+
+    def learn(self, helpers: Mapping[str, str]) -> Learnt | None:
+        """The maximum of what these know. None: one of them is not what it was; begin again."""
+        learnt = Learnt()
+        for peer, life in helpers.items():
+            cursor = ""
+            while cursor != "0":
+                page = self._ask(peer, "lk1_dump", cursor or "0")
+                if page is None or page[0] != "OPEN" or page[2] != life:
+                    return None
+                cursor = page[1]
+                learnt = learnt.with_page(page)
+        return learnt
+
+    def with_highest(self, views: Mapping[str, NodeView]) -> Mapping[str, NodeView]:
+        """The views with the largest F of each open node filled in: a total loss begins above it.
+        A node that cannot say is left out, and then there is nothing to decide yet.
+        """
+        known = {}
+        for id, view in views.items():
+            if not view.open:
+                known[id] = view
+            elif learnt := self.learn({id: view.life}):
+                known[id] = replace(view, highest=max(learnt.fences.values(), default=0))
+        return known
+
+    def close(self) -> None:
+        while self._connections:
+            self._connections.popitem()[1].close()
+
+    def _ask(self, id: str, function: str, *args: str) -> list[str] | None:
+        if time.monotonic() < self._retry_at.get(id, 0):
+            return None
+        try:
+            return list(self._connection(self._others[id]).fcall(function, *args))
+        except (Broken, Refusal) as cause:
+            self._set_aside(id, str(cause))
+            return None
+
+    def _connection(self, other: Node) -> Connection:
+        connection = self._connections.get(other.id)
+        if connection is None:
+            connection = Connection(
+                (other.host, other.port), users.PEER, self._password, timeout=TIMEOUT
+            )
+            self._connections[other.id] = connection
+        return connection
+
+    def _set_aside(self, id: str, why: str) -> None:
+        if connection := self._connections.pop(id, None):
+            connection.close()
+        self._retry_at[id] = time.monotonic() + RETRY
+        self.problems[id] = why

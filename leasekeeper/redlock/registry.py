@@ -1,0 +1,249 @@
+"""Birth and total loss: the two moments when a node may open without asking others.
+
+A node that lost its memory asks Q others. When nobody remembers, that is either the first start of
+the ensemble or a total loss, and only somebody with a memory of their own can tell which: the
+registry. It is a small record that is only ever replaced by compare-and-swap: a file for the
+command line, the ensemble's status (which only the operator may write) in a cluster.
+
+The record lists *lives*: names of memories that may open. A server that restarts has a new life,
+which is on no list, and so it must ask the others. This module has no I/O but `FileRegistry`.
+
+    record = registry.read()
+    new = decide_birth(record, views, membership, wall_ms=...)
+    if new and registry.compare_and_swap(record, new):
+        for node in new.lives:  FCALL lk1_birth 0 *birth_arguments(new, membership, node)
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from leasekeeper.lease import ConfigurationError
+from leasekeeper.redlock.membership import Membership
+
+LEAP = 2**20
+"""After a total loss nobody knows how many tokens (or incarnations) were given since the record was
+written. A million of them would take a hand-over a second for twelve days with a wall clock that
+stands still; unix milliseconds outrun that by far."""
+
+NOT_A_TOKEN = 2**52
+"""A counter at or above it was not made by the protocol: a tenant may have written it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Who was born, and above which numbers."""
+
+    generation: int
+    """1: the birth. Each total loss adds one."""
+    floor: int
+    """Every token of this generation is larger."""
+    incarnation_floor: int
+    """Every incarnation of this generation is larger: a reborn node must outrank its ghost."""
+    lives: Mapping[str, str]
+    """By node id: the memory that may open without asking others."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "generation": self.generation,
+            "floor": self.floor,
+            "incarnationFloor": self.incarnation_floor,
+            "lives": dict(self.lives),
+        }
+
+    @classmethod
+    def from_json(cls, data: Any) -> Record:
+        try:
+            return cls(
+                generation=int(data["generation"]),
+                floor=int(data["floor"]),
+                incarnation_floor=int(data["incarnationFloor"]),
+                lives={str(node): str(life) for node, life in data["lives"].items()},
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as wrong:
+            raise ConfigurationError(
+                f"registry: the record cannot be read ({type(wrong).__name__}: {wrong}); restore"
+                " it, or stop all nodes for one quarantine and delete it"
+            ) from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeView:
+    """What `lk1_state` of one node said."""
+
+    id: str
+    """Who the server says it is; empty: its agent has not seen it yet."""
+    life: str
+    birth: int = 0
+    """The generation that it may open in without asking others; 0: none."""
+    generation: int = 0
+    """The generation that it is open in."""
+    open: bool = False
+    joined: bool = False
+    epoch: str = ""
+    floor: int = 0
+    tick: int = 0
+    locks: int = 0
+    rested: bool = False
+    """Its quarantine is over."""
+    run_id: str = ""
+    incarnation: int = 0
+    """0: not announced yet."""
+    vector: Mapping[str, int] = field(default_factory=dict)
+    highest: int = 0
+    """The largest F of its locks. `lk1_state` does not say; the caller takes it from `lk1_dump`
+    (and leaves out what is not below NOT_A_TOKEN) before it decides on a total loss."""
+
+    @classmethod
+    def from_reply(cls, reply: Sequence[str]) -> NodeView:
+        status, life, birth, opened, joined, epoch, floor, tick, locks, node = reply[:10]
+        rested, run_id, generation = reply[10:13]
+        if status != "NODE":
+            raise ValueError(f"not a reply of lk1_state: {status!r}")
+        return cls(
+            id=node,
+            life=life,
+            birth=int(birth),
+            open=opened == "1",
+            joined=joined == "1",
+            epoch=epoch,
+            floor=int(floor),
+            tick=int(tick),
+            locks=int(locks),
+            rested=rested == "1",
+            run_id=run_id,
+            generation=int(generation),
+            incarnation=int(reply[-2]),
+            vector=parse_vector(reply[-1]),
+        )
+
+
+def parse_vector(text: str) -> dict[str, int]:
+    """`"0:1,1:4"`: the incarnation of every node, as far as one node knows."""
+    return {k: int(v) for k, _, v in (part.partition(":") for part in text.split(",") if part)}
+
+
+def decide_birth(
+    record: Record | None,
+    views: Mapping[str, NodeView],
+    membership: Membership,
+    wall_ms: int,
+    *,
+    waited: bool = False,
+) -> Record | None:
+    """The record to write next, or none: there is nothing to decide (yet).
+
+    `views` holds the nodes that could be asked, by id. `waited`: the caller has seen this for long
+    enough that a quorum may be born without the rest; those who come later recover from it.
+
+    An announcement to Q others is not asked for: with Q nodes alive, each has only Q − 1 others. A
+    birth needs none, because `lk1_birth` makes every listed node know, for every member, a number
+    that outranks whatever was there before.
+    """
+    members = {node.id for node in membership.nodes}
+    views = {id: view for id, view in views.items() if id in members and view.id == id}
+    remembering = {id: view for id, view in views.items() if view.open}
+    empty = {id: view for id, view in views.items() if not view.open and view.life}
+    enough = membership.quorum if waited else len(members)
+    if record is None:
+        if remembering:
+            return _restored(remembering)
+        if len(empty) < enough:
+            return None
+        return Record(1, wall_ms, 0, {id: view.life for id, view in empty.items()})
+    # Fewer than Q can remember only if more than N − Q have an empty memory. They must have rested:
+    # then no round that began before the loss can still be won, and the survivors' F are final.
+    rested = {id: view for id, view in empty.items() if view.rested}
+    lost = {id for id, view in rested.items() if record.lives.get(id) != view.life}
+    if len(lost) <= len(members) - membership.quorum or len(rested | remembering) < enough:
+        return None
+    return _reborn(record, rested | remembering, wall_ms)
+
+
+def _reborn(record: Record, views: Mapping[str, NodeView], wall_ms: int) -> Record:
+    tokens = (max(view.floor, view.highest) for view in views.values())
+    known = (max([view.incarnation, *view.vector.values()]) for view in views.values())
+    return Record(
+        generation=record.generation + 1,
+        floor=max(record.floor + LEAP, wall_ms, *tokens),
+        incarnation_floor=max(record.incarnation_floor + LEAP, *known),
+        lives={id: view.life for id, view in views.items()},
+    )
+
+
+def _restored(remembering: Mapping[str, NodeView]) -> Record:
+    """The registry forgot, the nodes did not: no birth, their lives go on.
+
+    An unborn record would let the next total loss pass for a first start.
+    """
+    return Record(
+        generation=max(1, *(view.generation for view in remembering.values())),
+        floor=max(view.floor for view in remembering.values()),
+        incarnation_floor=0,
+        lives={id: view.life for id, view in remembering.items()},
+    )
+
+
+def birth_arguments(record: Record, membership: Membership, node: str) -> tuple[str, ...]:
+    """Of `FCALL lk1_birth 0 …` on a node that the record lists. Calling it again does no harm."""
+    return (
+        record.lives[node],
+        str(record.generation),
+        str(record.floor),
+        str(record.incarnation_floor),
+        *(member.id for member in membership.nodes),
+    )
+
+
+class Registry(Protocol):
+    """The one authority that remembers."""
+
+    def read(self) -> Record | None:
+        """None: nobody was ever born."""
+
+    def compare_and_swap(self, expected: Record | None, new: Record) -> bool:
+        """Writes `new` if the record is still `expected`. False: somebody else was first."""
+
+
+class FileRegistry:
+    """For an ensemble on one machine, or on a file system whose flock works."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def read(self) -> Record | None:
+        try:
+            with open(self._path, encoding="utf-8") as file:
+                text = file.read()
+        except FileNotFoundError:
+            return None
+        except OSError as wrong:
+            raise ConfigurationError(f"registry {self._path}: {wrong.strerror}") from None
+        try:
+            return Record.from_json(json.loads(text))
+        except json.JSONDecodeError as wrong:
+            raise ConfigurationError(f"registry {self._path}: not JSON: {wrong}") from None
+
+    def compare_and_swap(self, expected: Record | None, new: Record) -> bool:
+        # The lock is a file of its own, because the record's file is replaced at each write.
+        with open(f"{self._path}.lock", "w", encoding="utf-8") as guard:
+            fcntl.flock(guard, fcntl.LOCK_EX)
+            if self.read() != expected:
+                return False
+            aside = f"{self._path}.new"
+            with open(aside, "w", encoding="utf-8") as file:
+                json.dump(new.to_json(), file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(aside, self._path)
+            directory = os.open(os.path.dirname(os.path.abspath(self._path)), os.O_RDONLY)
+            try:
+                os.fsync(directory)
+            finally:
+                os.close(directory)
+            return True

@@ -1,0 +1,57 @@
+"""The file of the locks' ACL users: one per line, `NAMESPACE/NAME SHA256-OF-PASSWORD`."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+
+from leasekeeper.lease import ConfigurationError
+
+_LINE = re.compile(r"([a-z0-9.-]+/[a-z0-9.-]+)\s+([0-9a-f]{64})")
+
+
+def parse(text: str, source: str) -> dict[str, str]:
+    """Digests by lock. A bad line spoils the file: half of it would cut off the other locks."""
+    found = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        match = _LINE.fullmatch(line.strip())
+        if match is None:
+            raise ConfigurationError(
+                f"{source}, line {number}: must be NAMESPACE/NAME, a space, and the SHA-256 of the"
+                " lock's password in hexadecimal"
+            )
+        found[match[1]] = match[2]
+    return found
+
+
+class UsersFile:
+    """Looked at often: a stat costs microseconds, and a mounted Secret changes without a signal."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._signature: tuple[int, ...] = ()
+        self.users: Mapping[str, str] = {}
+
+    def changed(self) -> bool:
+        """Reads the file if it is another one than at the last look; whether `users` is new.
+        Raises ConfigurationError, once for each version of the file, if it cannot be used; `users`
+        stays what it was.
+        """
+        try:
+            found = os.stat(self._path)
+            signature = (found.st_ino, found.st_mtime_ns, found.st_size)
+            if signature == self._signature:
+                return False
+            self._signature = signature
+            with open(self._path, encoding="utf-8") as file:
+                text = file.read()
+        except OSError as wrong:
+            if self._signature == (0,):
+                return False
+            self._signature = (0,)
+            raise ConfigurationError(f"users file {self._path}: {wrong.strerror}") from None
+        self.users = parse(text, self._path)
+        return True
