@@ -1,4 +1,4 @@
-"""What the kernel shows to every container alike: the boot clock, the boot id and the wall clock."""
+"""What the kernel shows to every container alike: boot clock, boot id and wall clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The leader file on the volume that all containers of the pod share, and the programs beside it."""
+"""The leader file on the volume that the containers of the pod share, and the programs with it."""
 
 from __future__ import annotations
 

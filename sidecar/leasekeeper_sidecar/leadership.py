@@ -178,7 +178,7 @@ class Leadership:
     # -- asked by file, HTTP and metrics ---------------------------------------------------------
 
     def current(self) -> Claim:
-        """What is true now. A deadline that has passed is over, whether or not anybody has noticed."""
+        """What is true now. A deadline that has passed is over, whoever has noticed it or not."""
         tenure = self._tenure
         if tenure is not None and not tenure.grant.deadline.passed(self._clock.now()):
             if self._by_the_rule(tenure.claim):
@@ -221,7 +221,7 @@ class Leadership:
         return before.grant.deadline.left(self._clock.now()) > 2 * self._timings.retry_period
 
     def _fresh(self, known: Hearsay) -> bool:
-        """A holder that was not seen for a whole lease may be gone: unknown is the better answer."""
+        """A holder that was not seen for a whole lease may be gone: better say unknown."""
         return self._clock.now().elapsed_since(known.at) <= self._timings.lease_duration
 
     def _say_hearsay(self, known: Hearsay) -> None:

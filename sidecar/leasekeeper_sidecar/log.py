@@ -20,7 +20,7 @@ _PLAIN = re.compile(r"[\w./:@+,%-]+", re.ASCII)
 
 
 def timestamp(wall: float) -> str:
-    """RFC 3339 in UTC, to the millisecond, rounded down: a deadline must not look later than it is."""
+    """RFC 3339 in UTC, to the millisecond, rounded down: an end must not look later than it is."""
     milliseconds = int(wall * 1000)
     seconds, rest = divmod(milliseconds, 1000)
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)) + f".{rest:03d}Z"

@@ -163,7 +163,7 @@ class Sidecar:
         claim = self.leadership.current()
         return Reading(
             lock=self.config.lock,
-            name=self.config.pod_name,
+            name=self.config.lock.partition("/")[2],  # client-go's label is the lock's name, too
             leading=claim.leader,
             token=claim.token,
             deadline_seconds=self.leadership.seconds_left(),

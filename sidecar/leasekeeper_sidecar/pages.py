@@ -16,7 +16,7 @@ HEARTBEAT = 10.0  # seconds; proxies and clients give up on silent streams after
 
 
 def local_pages(leadership: Leadership, *, stream_name: str) -> dict[str, Route]:
-    """For the app. `stream_name` is fresh for every process, so that ids of two processes differ."""
+    """For the app. `stream_name` is fresh for every process, so that ids of two differ."""
 
     async def name() -> Answer:
         # What users of leader-elector have: {"name": HOLDER}; empty: unknown.
