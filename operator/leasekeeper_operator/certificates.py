@@ -1,0 +1,170 @@
+"""The webhook's certificate: a CA of our own, and a server certificate that it signs.
+
+Both live in one Secret, so that all replicas serve the same. The CA outlives many server
+certificates: the `caBundle` that the API server checks by stays the same when one is made anew.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+CA_LIFE = timedelta(days=3650)
+SERVER_LIFE = timedelta(days=90)
+RENEW_BEFORE = timedelta(days=30)
+"""Long enough for an operator that was down for weeks, or a clock that is days behind."""
+BACKDATED = timedelta(hours=1)
+"""The API server's clock may be behind ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class Certificates:
+    """All as PEM."""
+
+    ca: str
+    ca_key: str
+    server: str
+    server_key: str
+
+    def to_data(self) -> dict[str, str]:
+        """Under the usual names of a TLS Secret."""
+        return {
+            "ca.crt": self.ca,
+            "ca.key": self.ca_key,
+            "tls.crt": self.server,
+            "tls.key": self.server_key,
+        }
+
+
+def renewed(
+    old: Certificates | None, server_names: Sequence[str], now: datetime | None = None
+) -> Certificates:
+    """`old`, if it will do for a while; else with a new server certificate, and if need be CA."""
+    now = now or datetime.now(UTC)
+    if old is not None and _usable(old.ca, now) and old.ca_key:
+        if _usable(old.server, now, server_names) and _signed(old.server, old.ca):
+            return old
+        return _issue(old.ca, old.ca_key, server_names, now)
+    return _issue(*_make_ca(now), server_names, now)
+
+
+def server_context(certificates: Certificates) -> ssl.SSLContext:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    load(context, certificates)
+    return context
+
+
+def load(context: ssl.SSLContext, certificates: Certificates) -> None:
+    """Also into a context that is in use: new connections get the new certificate.
+
+    By a file in memory: the ssl module takes paths only, and the container's disk is read-only."""
+    descriptor = os.memfd_create("tls")
+    try:
+        with os.fdopen(os.dup(descriptor), "w") as file:
+            file.write(certificates.server_key + certificates.server)
+        context.load_cert_chain(f"/proc/self/fd/{descriptor}")
+    finally:
+        os.close(descriptor)
+
+
+def _usable(pem: str, now: datetime, server_names: Sequence[str] = ()) -> bool:
+    try:
+        certificate = x509.load_pem_x509_certificate(pem.encode())
+    except ValueError:
+        return False
+    if not certificate.not_valid_before_utc <= now < certificate.not_valid_after_utc - RENEW_BEFORE:
+        return False
+    if not server_names:
+        return True
+    alternatives = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+    return set(server_names) <= set(alternatives.value.get_values_for_type(x509.DNSName))
+
+
+def _signed(server: str, ca: str) -> bool:
+    issuer = x509.load_pem_x509_certificate(ca.encode())
+    try:
+        x509.load_pem_x509_certificate(server.encode()).verify_directly_issued_by(issuer)
+    except Exception:  # noqa: BLE001  the library names several, and each of them means "no"
+        return False
+    return True
+
+
+def _make_ca(now: datetime) -> tuple[str, str]:
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "leasekeeper webhook CA")])
+    usage = x509.KeyUsage(
+        digital_signature=True,
+        key_cert_sign=True,
+        crl_sign=True,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+    certificate = (
+        _builder(name, name, key.public_key(), now, CA_LIFE)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(usage, critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    return _pem(certificate), _key_pem(key)
+
+
+def _issue(ca: str, ca_key: str, server_names: Sequence[str], now: datetime) -> Certificates:
+    issuer = x509.load_pem_x509_certificate(ca.encode())
+    signer = serialization.load_pem_private_key(ca_key.encode(), password=None)
+    assert isinstance(signer, ec.EllipticCurvePrivateKey), "we made it"
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "leasekeeper webhook")])
+    alternatives = x509.SubjectAlternativeName([x509.DNSName(name) for name in server_names])
+    authority = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
+    certificate = (
+        _builder(subject, issuer.subject, key.public_key(), now, SERVER_LIFE)
+        .add_extension(alternatives, critical=False)
+        .add_extension(authority, critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .sign(signer, hashes.SHA256())
+    )
+    return Certificates(ca, ca_key, _pem(certificate), _key_pem(key))
+
+
+def _builder(
+    subject: x509.Name,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePublicKey,
+    now: datetime,
+    life: timedelta,
+) -> x509.CertificateBuilder:
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - BACKDATED)
+        .not_valid_after(now + life)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+    )
+
+
+def _pem(certificate: x509.Certificate) -> str:
+    return certificate.public_bytes(serialization.Encoding.PEM).decode()
+
+
+def _key_pem(key: ec.EllipticCurvePrivateKey) -> str:
+    return key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    ).decode()

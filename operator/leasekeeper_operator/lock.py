@@ -1,0 +1,180 @@
+"""Publishes a DistributedLock to its namespace, and says whether it can be used.
+
+What cannot be done is said in the status, and what runs is left as it is: a lock whose spec became
+impossible keeps its Secret, its user on the nodes, and its leader.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from leasekeeper_operator import names
+from leasekeeper_operator.api import ENSEMBLE, LOCK, SECRET, Api, Object
+from leasekeeper_operator.apply import Applier, stamped
+from leasekeeper_operator.manifests.lock import (
+    ensemble_of,
+    lock_secret,
+    password_of,
+    role,
+    role_binding,
+)
+from leasekeeper_operator.model import Ensemble, Key, Lock, ensemble_key
+from leasekeeper_operator.settings import Settings
+from leasekeeper_operator.status import (
+    READY,
+    Condition,
+    changed,
+    merge_conditions,
+    quorum_condition,
+)
+
+log = logging.getLogger(__name__)
+
+RESYNC_SECONDS = 600.0  # for what no watch reports: Role and RoleBinding edited by hand
+
+
+@dataclass(frozen=True, slots=True)
+class Refused(Exception):
+    """The spec cannot be carried out as it is."""
+
+    reason: str
+    message: str
+
+
+class LockReconciler:
+    def __init__(
+        self,
+        api: Api,
+        applier: Applier,
+        settings: Settings,
+        locks_changed: Callable[[Key], None],
+    ) -> None:
+        self._api = api
+        self._applier = applier
+        self._settings = settings
+        self._locks_changed = locks_changed
+
+    async def reconcile(self, key: Key) -> float | None:
+        obj = await self._api.get(LOCK, key.namespace, key.name)
+        if obj is None or obj["metadata"].get("deletionTimestamp"):
+            await self._clean_up(key)
+            return None
+        lock = Lock.parse(obj)
+        place = lock.ensemble or (self._settings.namespace, self._settings.default_ensemble)
+        found = await self._api.get(ENSEMBLE, *place)
+        try:
+            ensemble = self._accept(lock, place, found)
+            await self._publish(lock, ensemble)
+        except Refused as refused:
+            ready = Condition(READY, False, refused.reason, refused.message)
+        else:
+            ready = Condition(READY, True, "Published", "pods can be candidates of this lock")
+        await self._write_status(lock, obj, place, found, ready)
+        return RESYNC_SECONDS
+
+    def _accept(self, lock: Lock, place: tuple[str, str], found: Object | None) -> Ensemble:
+        wanted = "/".join(place)
+        if found is None:
+            raise Refused(
+                "EnsembleNotFound",
+                f"there is no LockEnsemble {wanted}: create it, or name another one in"
+                " spec.ensembleRef of a new lock",
+            )
+        ensemble = Ensemble.parse(found)
+        if not ensemble.allows(lock.namespace):
+            raise Refused(
+                "EnsembleNotAllowed",
+                f"LockEnsemble {wanted} does not serve locks of the namespace {lock.namespace}:"
+                " add it to the ensemble's spec.allowedNamespaces",
+            )
+        longest = lock.lease_duration + lock.lock_delay
+        if longest > ensemble.longest_lease:
+            raise Refused(
+                "LeaseTooLong",
+                f"spec.leaseDurationSeconds + spec.lockDelaySeconds ({longest}) must not exceed"
+                f" spec.longestLeaseSeconds ({ensemble.longest_lease:g}) of LockEnsemble {wanted}:"
+                " its nodes would refuse every candidate. The last valid timings stay in force",
+            )
+        return ensemble
+
+    async def _publish(self, lock: Lock, ensemble: Ensemble) -> None:
+        await self._bring_secret(lock, ensemble)
+        await self._applier.bring(role(lock))
+        await self._applier.bring(role_binding(lock))
+
+    async def _bring_secret(self, lock: Lock, ensemble: Ensemble) -> None:
+        name = names.lock_objects(lock.name)
+        current = await self._api.get(SECRET, lock.namespace, name)
+        if current is None:
+            # Created and not applied: of two operators, one makes the password. The other one's
+            # conflict is tried again.
+            await self._api.create(stamped(lock_secret(lock, ensemble, _password())))
+            log.info("lock-published lock=%s ensemble=%s", lock.key, ensemble.key)
+            self._locks_changed(ensemble.key)
+            return
+        self._check_secret(lock, ensemble, current)
+        password = password_of(current) or _password()
+        after = await self._applier.bring(lock_secret(lock, ensemble, password))
+        if after["metadata"]["resourceVersion"] != current["metadata"]["resourceVersion"]:
+            log.info("lock-republished lock=%s ensemble=%s", lock.key, ensemble.key)
+            self._locks_changed(ensemble.key)
+
+    def _check_secret(self, lock: Lock, ensemble: Ensemble, secret: Object) -> None:
+        name = f"{lock.namespace}/{secret['metadata']['name']}"
+        published = ensemble_of(secret)
+        if published is None:
+            raise Refused(
+                "SecretConflict",
+                f"the Secret {name} is not Leasekeeper's: rename or delete it, or give the lock"
+                " another name",
+            )
+        if published != (ensemble.namespace, ensemble.name):
+            raise Refused(
+                "EnsembleChanged",
+                f"this lock was published on LockEnsemble {'/'.join(published)} and now asks for"
+                f" {ensemble.full_name}, and two ensembles could elect two leaders at once: stop"
+                " its pods, delete the lock, and create it again",
+            )
+
+    async def _clean_up(self, key: Key) -> None:
+        """Owner references do it as well, but later; candidates are cut off as soon as the Secret
+        is gone and the ensemble looks."""
+        secret = await self._api.get(SECRET, key.namespace, names.lock_objects(key.name))
+        if secret is None or (published := ensemble_of(secret)) is None:
+            return
+        await self._api.delete(secret)
+        log.info("lock-gone lock=%s ensemble=%s", key, "/".join(published))
+        self._locks_changed(ensemble_key(*published))
+
+    async def _write_status(
+        self,
+        lock: Lock,
+        obj: Object,
+        place: tuple[str, str],
+        found: Object | None,
+        ready: Condition,
+    ) -> None:
+        old = obj.get("status", {})
+        conditions = [ready]
+        new: Object = {"observedGeneration": lock.generation, "ensemble": "/".join(place)}
+        if found is not None:
+            total = Ensemble.parse(found).nodes
+            opened = found.get("status", {}).get("openNodes", 0)
+            quorum = quorum_condition(opened, total)
+            if ready.holds and not quorum.holds:
+                ready = Condition(READY, False, quorum.reason, quorum.message)
+            conditions = [ready, quorum]
+            new |= {"nodes": f"{opened}/{total}", "quorum": total // 2 + 1}
+        new["conditions"] = merge_conditions(
+            old.get("conditions", []), conditions, lock.generation, datetime.now(UTC)
+        )
+        if changed(old, new):
+            await self._api.patch_status(obj, new)
+
+
+def _password() -> str:
+    return secrets.token_urlsafe(24)

@@ -1,0 +1,125 @@
+"""What the nodes of an ensemble share: configuration, passwords, who may reach and evict them."""
+
+from __future__ import annotations
+
+import json
+
+from leasekeeper.redlock import users
+from leasekeeper.redlock.server_config import server_config
+from leasekeeper_operator import names
+from leasekeeper_operator.api import CONFIG_MAP, DISRUPTION_BUDGET, NETWORK_POLICY, SECRET, Object
+from leasekeeper_operator.manifests.common import base64_data, ensemble_object, selector
+from leasekeeper_operator.manifests.node import AGENT_PORT, DATA, SOCKET, service, stateful_set
+from leasekeeper_operator.model import ALL_NAMESPACES, SERVER_PORT, Ensemble
+from leasekeeper_operator.nodes import Passwords
+
+NAMESPACE_NAME = "kubernetes.io/metadata.name"  # the API server puts it on every namespace
+DNS_PORT = 53
+
+
+def server_conf(passwords: Passwords) -> str:
+    return server_config(
+        agent=users.digest(passwords.agent),
+        peer=users.digest(passwords.peer),
+        operator=users.digest(passwords.operator),
+        directory=DATA,
+        port=SERVER_PORT,
+        unix_socket=SOCKET,
+    )
+
+
+def ensemble_objects(
+    ensemble: Ensemble,
+    passwords: Passwords,
+    *,
+    operator_namespace: str,
+    agent_image: str,
+    pull_policy: str,
+) -> list[Object]:
+    """All but the Secrets with passwords and users, in the order in which pods need them."""
+    configuration = server_conf(passwords)
+    nodes = [node.id for node in ensemble.membership.nodes]
+    return [
+        server_secret(ensemble, configuration),
+        membership(ensemble),
+        disruption_budget(ensemble),
+        network_policy(ensemble, operator_namespace),
+        *(service(ensemble, node) for node in nodes),
+        *(
+            stateful_set(
+                ensemble,
+                node,
+                agent_image=agent_image,
+                pull_policy=pull_policy,
+                configuration=configuration,
+            )
+            for node in nodes
+        ),
+    ]
+
+
+def credentials_secret(ensemble: Ensemble, passwords: Passwords) -> Object:
+    data = base64_data(agent=passwords.agent, peer=passwords.peer, operator=passwords.operator)
+    name = names.credentials_secret(ensemble.name)
+    return ensemble_object(ensemble, SECRET, name, type="Opaque", data=data)
+
+
+def server_secret(ensemble: Ensemble, configuration: str) -> Object:
+    """A Secret, because the digests of passwords in it can be tried against a dictionary."""
+    name, data = names.server_secret(ensemble.name), base64_data(**{"server.conf": configuration})
+    return ensemble_object(ensemble, SECRET, name, type="Opaque", data=data)
+
+
+def users_secret(ensemble: Ensemble, lines: dict[str, str]) -> Object:
+    """The file of `node-agent --users`: by lock, the digest of its password."""
+    text = "".join(f"{lock} {digest}\n" for lock, digest in sorted(lines.items()))
+    name, data = names.users_secret(ensemble.name), base64_data(users=text)
+    return ensemble_object(ensemble, SECRET, name, type="Opaque", data=data)
+
+
+def parse_users(text: str) -> dict[str, str]:
+    """The reverse of `users_secret`."""
+    words = (line.split() for line in text.splitlines())
+    return {pair[0]: pair[1] for pair in words if len(pair) == 2}
+
+
+def membership(ensemble: Ensemble) -> Object:
+    text = json.dumps(ensemble.membership.to_json(), sort_keys=True)
+    name, data = names.membership_config_map(ensemble.name), {"membership.json": text}
+    return ensemble_object(ensemble, CONFIG_MAP, name, data=data)
+
+
+def disruption_budget(ensemble: Ensemble) -> Object:
+    """One at a time, and a node in quarantine counts as the one, because it is not ready."""
+    spec = {"maxUnavailable": 1, "selector": {"matchLabels": selector(ensemble)}}
+    return ensemble_object(ensemble, DISRUPTION_BUDGET, ensemble.name, spec=spec)
+
+
+def network_policy(ensemble: Ensemble, operator_namespace: str) -> Object:
+    """Servers can be reached by each other, the operator and pods with a sidecar; agents' status
+    pages by everybody, because the kubelet and Prometheus come from anywhere."""
+    server = [{"port": SERVER_PORT, "protocol": "TCP"}]
+    dns = [{"port": DNS_PORT, "protocol": protocol} for protocol in ("UDP", "TCP")]
+    nodes = {"podSelector": {"matchLabels": selector(ensemble)}}
+    operator = {"namespaceSelector": {"matchLabels": {NAMESPACE_NAME: operator_namespace}}}
+    spec = {
+        "podSelector": {"matchLabels": selector(ensemble)},
+        "policyTypes": ["Ingress", "Egress"],
+        "ingress": [
+            {"from": [nodes, operator, _candidates(ensemble)], "ports": server},
+            {"ports": [{"port": AGENT_PORT, "protocol": "TCP"}]},
+        ],
+        "egress": [{"to": [nodes], "ports": server}, {"ports": dns}],
+    }
+    return ensemble_object(ensemble, NETWORK_POLICY, ensemble.name, spec=spec)
+
+
+def _candidates(ensemble: Ensemble) -> Object:
+    """Pods with the sidecar, in the namespaces that may use this ensemble."""
+    namespaces: Object = {}
+    if ALL_NAMESPACES not in ensemble.allowed_namespaces:
+        values = sorted({ensemble.namespace, *ensemble.allowed_namespaces})
+        expression = {"key": NAMESPACE_NAME, "operator": "In", "values": values}
+        namespaces = {"matchExpressions": [expression]}
+    pods = {"matchExpressions": [{"key": names.LABEL_LOCK, "operator": "Exists"}]}
+    return {"namespaceSelector": namespaces, "podSelector": pods}

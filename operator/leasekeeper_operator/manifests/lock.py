@@ -1,0 +1,114 @@
+"""What a lock's namespace is given: how to reach the nodes, and the right to mirror the holder."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from leasekeeper.redlock import users
+from leasekeeper_operator import names
+from leasekeeper_operator.api import GROUP, LOCK, ROLE, ROLE_BINDING, SECRET, Kind, Object
+from leasekeeper_operator.manifests.common import base64_data, text_of
+from leasekeeper_operator.model import Ensemble, Lock
+
+RBAC_GROUP = "rbac.authorization.k8s.io"
+
+
+def lock_json(lock: Lock, ensemble: Ensemble, password: str) -> Object:
+    """What a sidecar reads (docs/architecture.md §3)."""
+    return {
+        "version": 1,
+        "lock": lock.full_name,
+        "store": "redlock",
+        "timings": lock.timings,
+        "redlock": {
+            "membership": ensemble.membership.to_json(),
+            "username": users.lock_user(lock.full_name),
+            "password": password,
+        },
+    }
+
+
+def password_of(secret: Object) -> str:
+    """The password in a published lock.json; empty if there is none that can be read."""
+    try:
+        return str(json.loads(text_of(secret, "lock.json"))["redlock"]["password"])
+    except (ValueError, KeyError, TypeError):
+        return ""
+
+
+def ensemble_of(secret: Object) -> tuple[str, str] | None:
+    """Which ensemble a lock was published for: namespace and name."""
+    labels = secret["metadata"].get("labels", {})
+    if names.LABEL_ENSEMBLE not in labels:
+        return None
+    return labels.get(names.LABEL_ENSEMBLE_NAMESPACE, ""), labels[names.LABEL_ENSEMBLE]
+
+
+def published_for(ensemble: Ensemble) -> str:
+    """A selector of the Secrets of all locks of an ensemble."""
+    labels = {
+        names.LABEL_ENSEMBLE: ensemble.name,
+        names.LABEL_ENSEMBLE_NAMESPACE: ensemble.namespace,
+    }
+    return ",".join([names.LABEL_LOCK, *(f"{key}={value}" for key, value in labels.items())])
+
+
+def lock_secret(lock: Lock, ensemble: Ensemble, password: str) -> Object:
+    text = json.dumps(lock_json(lock, ensemble, password), sort_keys=True)
+    labels = {
+        names.LABEL_ENSEMBLE: ensemble.name,
+        names.LABEL_ENSEMBLE_NAMESPACE: ensemble.namespace,
+    }
+    data = base64_data(**{"lock.json": text})
+    return _lock_object(lock, SECRET, labels, type="Opaque", data=data)
+
+
+def role(lock: Lock) -> Object:
+    """To patch this lock's status, and nothing else; the admission policy of the chart checks that
+    the holder that is written is the pod that writes."""
+    rule = {
+        "apiGroups": [GROUP],
+        "resources": ["distributedlocks/status"],
+        "resourceNames": [lock.name],
+        "verbs": ["patch"],
+    }
+    return _lock_object(lock, ROLE, rules=[rule])
+
+
+def role_binding(lock: Lock) -> Object:
+    subjects: list[Object] = [
+        {"kind": "ServiceAccount", "name": name, "namespace": lock.namespace}
+        for name in lock.service_accounts
+    ] or [
+        {
+            "kind": "Group",
+            "apiGroup": RBAC_GROUP,
+            "name": f"system:serviceaccounts:{lock.namespace}",
+        }
+    ]
+    reference = {"apiGroup": RBAC_GROUP, "kind": ROLE.name, "name": names.lock_objects(lock.name)}
+    return _lock_object(lock, ROLE_BINDING, roleRef=reference, subjects=subjects)
+
+
+def _lock_object(
+    lock: Lock, kind: Kind, labels: dict[str, str] | None = None, **fields: Any
+) -> Object:
+    return {
+        "apiVersion": kind.api_version,
+        "kind": kind.name,
+        "metadata": {
+            "name": names.lock_objects(lock.name),
+            "namespace": lock.namespace,
+            "labels": {
+                "app.kubernetes.io/name": "leasekeeper",
+                "app.kubernetes.io/component": "lock",
+                "app.kubernetes.io/instance": lock.name,
+                **names.MANAGED,
+                names.LABEL_LOCK: lock.name,
+                **(labels or {}),
+            },
+            "ownerReferences": [lock.owner(LOCK)],
+        },
+        **fields,
+    }

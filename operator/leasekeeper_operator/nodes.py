@@ -1,0 +1,201 @@
+"""The operator's own look at the nodes, and what it tells them: births, and users of locks.
+
+Nothing here decides. Deadlines are short, because a node that hangs must not hold up what concerns
+the others; whoever did not answer is `Unreachable` in the status, and asked again at the next look.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import redis.asyncio
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+
+from leasekeeper.redlock import users
+from leasekeeper.redlock.membership import Membership, Node
+from leasekeeper.redlock.registry import NOT_A_TOKEN, NodeView
+
+ANSWER_SECONDS = 1.5
+"""For one request, connecting included: a healthy node answers in a millisecond, and the look of
+all nodes, which is taken in parallel, must end well within its period of five seconds."""
+
+OPEN, CLOSED, UNREACHABLE = "Open", "Closed", "Unreachable"
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What the operator saw of one node."""
+
+    id: str
+    state: str
+    view: NodeView | None = None
+    """None: it did not answer, or its agent has not begun with it yet."""
+    message: str = ""
+
+
+class NodeError(Exception):
+    """A node did not do what it was asked."""
+
+
+Resolve = Callable[[Node], tuple[str, int]]
+
+
+def by_name(node: Node) -> tuple[str, int]:
+    return node.host, node.port
+
+
+class Link:
+    """One connection to one node, opened when it is needed."""
+
+    def __init__(self, host: str, port: int, user: str, password: str) -> None:
+        self._redis = redis.asyncio.Redis(
+            host=host,
+            port=port,
+            username=user,
+            password=password,
+            decode_responses=True,
+            socket_timeout=ANSWER_SECONDS,
+            socket_connect_timeout=ANSWER_SECONDS,
+            # What fails, fails now; the next look is the retry.
+            retry=Retry(NoBackoff(), 0),
+            max_connections=1,
+            # The operator's user may not call CLIENT SETINFO.
+            lib_name=None,
+            lib_version=None,
+        )
+
+    async def call(self, *command: str) -> Any:
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                return await self._redis.execute_command(*command)  # type: ignore[no-untyped-call]
+        except TimeoutError:
+            raise NodeError(f"no answer within {ANSWER_SECONDS:g} s") from None
+        except (RedisError, OSError) as error:
+            raise NodeError(str(error) or type(error).__name__) from error
+
+    async def fcall(self, function: str, *args: str) -> list[str]:
+        answer = await self.call("FCALL", function, "0", *args)
+        if not isinstance(answer, list) or not answer:
+            raise NodeError(f"{function}: unexpected answer {answer!r}")
+        return [str(part) for part in answer]
+
+    async def close(self) -> None:
+        with contextlib.suppress(RedisError, OSError):
+            await self._redis.aclose()
+
+
+@dataclass(frozen=True, slots=True)
+class Passwords:
+    """Of the users that a server's configuration file has."""
+
+    agent: str
+    peer: str
+    operator: str
+
+
+class Nodes:
+    """The nodes of one ensemble. Made anew when membership or passwords change."""
+
+    def __init__(
+        self, membership: Membership, passwords: Passwords, *, resolve: Resolve = by_name
+    ) -> None:
+        self.membership = membership
+        self.passwords = passwords
+        self._places = {node.id: resolve(node) for node in membership.nodes}
+        self._links = {
+            node: Link(*place, users.OPERATOR, passwords.operator)
+            for node, place in self._places.items()
+        }
+
+    async def look(self) -> dict[str, Sight]:
+        """Of all of them, in parallel."""
+        sights = await asyncio.gather(*(self._look(node) for node in self._links))
+        return {sight.id: sight for sight in sights}
+
+    async def _look(self, node: str) -> Sight:
+        try:
+            view = NodeView.from_reply(await self._links[node].fcall("lk1_state"))
+        except NodeError as error:
+            return sight_of_error(node, str(error))
+        except ValueError as error:
+            return Sight(node, CLOSED, None, f"it speaks another version: {error}")
+        if view.open:
+            return Sight(node, OPEN, view)
+        return Sight(node, CLOSED, view, why_closed(view))
+
+    async def highest(self, node: str) -> int:
+        """The largest token that this node knows of. Asked after a total loss only, and as a peer:
+        the operator's own user need not read locks at any other time."""
+        largest, cursor = 0, "0"
+        link = Link(*self._places[node], users.PEER, self.passwords.peer)
+        try:
+            while True:
+                reply = await link.fcall("lk1_dump", cursor)
+                # OPEN|CLOSED cursor life epoch floor max_ttl, lock and F by turns, and the trailer
+                fences = (int(fence) for fence in reply[7:-2:2])
+                largest = max([largest, *(fence for fence in fences if fence < NOT_A_TOKEN)])
+                cursor = reply[1]
+                if cursor == "0":
+                    return largest
+        finally:
+            await link.close()
+
+    async def birth(self, node: str, arguments: tuple[str, ...]) -> None:
+        reply = await self._links[node].fcall("lk1_birth", *arguments)
+        if reply[0] != "OK":
+            raise NodeError(f"lk1_birth: {' '.join(reply)}")
+
+    async def users(self, node: str) -> dict[str, str]:
+        """Users of locks that the node has: the lock, and the digest of its password."""
+        lines = await self._links[node].call("ACL", "LIST")
+        return dict(filter(None, map(parse_user, lines)))
+
+    async def set_user(self, node: str, lock: str, digest: str) -> None:
+        rules = users.lock_rules(lock, digest)
+        await self._links[node].call("ACL", "SETUSER", users.lock_user(lock), *rules)
+
+    async def delete_user(self, node: str, lock: str) -> None:
+        """Cuts its connections, too."""
+        await self._links[node].call("ACL", "DELUSER", users.lock_user(lock))
+
+    async def forget(self, node: str, lock: str) -> bool:
+        """False: somebody holds the lock there; ask again when the lease is over."""
+        return (await self._links[node].fcall("lk1_forget", lock))[0] == "OK"
+
+    async def close(self) -> None:
+        await asyncio.gather(*(link.close() for link in self._links.values()))
+
+
+def parse_user(line: str) -> tuple[str, str] | None:
+    """One line of ACL LIST, if it is the user of a lock: `user lock:NS/NAME on #DIGEST …`."""
+    words = line.split()
+    if len(words) < 2 or not words[1].startswith(users.lock_user("")):
+        return None
+    digest = next((word[1:] for word in words if word.startswith("#")), "")
+    return words[1].removeprefix(users.lock_user("")), digest
+
+
+def sight_of_error(node: str, error: str) -> Sight:
+    # The server answers, but nobody has loaded the functions: it is there, and does not vote.
+    if "Function not found" in error:
+        return Sight(node, CLOSED, None, "its agent has not begun yet")
+    return Sight(node, UNREACHABLE, None, error[:1000])
+
+
+def why_closed(view: NodeView) -> str:
+    if not view.life:
+        return "its agent has not begun yet"
+    if not view.rested:
+        return "it has no memory and is in quarantine"
+    return "its quarantine is over; it is learning from the others"
+
+
+def summary(sights: Mapping[str, Sight]) -> str:
+    """For people: `4/5`."""
+    return f"{sum(sight.state == OPEN for sight in sights.values())}/{len(sights)}"

@@ -1,0 +1,109 @@
+"""A queue of keys: each is worked on by one worker at a time, and a key that waits is there once.
+
+add ──▶ ready ──▶ running ──done──▶ (asked again in so many seconds) ──▶ ready
+         ▲           └──failed──▶ back-off ──▶ ready
+         └── added while running: once more, afterwards
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable
+
+from leasekeeper_operator.api import ApiError
+from leasekeeper_operator.model import Key
+
+log = logging.getLogger(__name__)
+
+FIRST_BACK_OFF = 0.5  # an optimistic write that lost is won at the next try
+LONGEST_BACK_OFF = 30.0  # how long after the end of an outage the last key is served again
+
+Reconcile = Callable[[Key], Awaitable[float | None]]
+"""Brings the world to the spec; returns in how many seconds it wants to look again, or none."""
+
+
+def back_off(failures: int) -> float:
+    """Doubles, with jitter, so that all keys that failed together do not come back together."""
+    pause: float = min(FIRST_BACK_OFF * 2 ** min(failures - 1, 10), LONGEST_BACK_OFF)
+    return pause * random.uniform(0.75, 1.0)
+
+
+class Queue:
+    """Not thread-safe: one event loop."""
+
+    def __init__(self) -> None:
+        self._ready: asyncio.Queue[Key] = asyncio.Queue()
+        self._waiting: set[Key] = set()
+        self._running: set[Key] = set()
+        self._again: set[Key] = set()
+        self._timers: dict[Key, asyncio.TimerHandle] = {}
+        self._failures: dict[Key, int] = {}
+
+    @property
+    def idle(self) -> bool:
+        """Nothing to do now; later, maybe."""
+        return not self._waiting and not self._running
+
+    def add(self, key: Key, after: float = 0.0) -> None:
+        """The earliest of several times counts."""
+        if key in self._waiting:
+            return
+        timer = self._timers.get(key)
+        if after > 0:
+            loop = asyncio.get_running_loop()
+            if timer is None or timer.when() > loop.time() + after:
+                if timer is not None:
+                    timer.cancel()
+                self._timers[key] = loop.call_later(after, self._due, key)
+            return
+        if timer is not None:
+            timer.cancel()
+        self._due(key)
+
+    def _due(self, key: Key) -> None:
+        self._timers.pop(key, None)
+        if key in self._running:
+            self._again.add(key)
+        elif key not in self._waiting:
+            self._waiting.add(key)
+            self._ready.put_nowait(key)
+
+    async def run(self, reconcile: Reconcile, workers: int) -> None:
+        """Until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for number in range(workers):
+                group.create_task(self._work(reconcile), name=f"worker {number}")
+
+    async def _work(self, reconcile: Reconcile) -> None:
+        while True:
+            key = await self._ready.get()
+            self._waiting.discard(key)
+            self._running.add(key)
+            try:
+                again = await reconcile(key)
+            except Exception as error:  # noqa: BLE001  the root of a key's work: others go on
+                self._failed(key, error)
+            else:
+                self._failures.pop(key, None)
+                if again is not None:
+                    self.add(key, again)
+            finally:
+                self._running.discard(key)
+                if key in self._again:
+                    self._again.discard(key)
+                    self.add(key)
+
+    def _failed(self, key: Key, error: Exception) -> None:
+        failures = self._failures[key] = self._failures.get(key, 0) + 1
+        pause = back_off(failures)
+        log.warning(
+            'reconcile-failed kind=%s key=%s failures=%d retry_in=%.1f error="%s: %s"',
+            *(key.kind, key, failures, pause, type(error).__name__, error),
+            # What the API server says explains itself; anything else may be a bug of ours.
+            exc_info=None if isinstance(error, ApiError) else error,
+        )
+        # An event that came meanwhile must not take away the pause.
+        self._again.discard(key)
+        self.add(key, pause)
