@@ -127,7 +127,7 @@ class Api:
                 return None
             raise
 
-    async def list(
+    async def find(
         self, kind: Kind, namespace: str | None = None, labels: str = ""
     ) -> list[Object]:
         """From a cache of the API server (resourceVersion 0 is not asked for: it may be stale)."""

@@ -80,7 +80,7 @@ class LockUsers:
 
     async def _wanted(self, ensemble: Ensemble) -> dict[str, str]:
         wanted = {}
-        for secret in await self._api.list(SECRET, labels=published_for(ensemble)):
+        for secret in await self._api.find(SECRET, labels=published_for(ensemble)):
             namespace = secret["metadata"]["namespace"]
             lock = secret["metadata"]["labels"][names.LABEL_LOCK]
             password = password_of(secret)

@@ -70,11 +70,12 @@ class Queue:
             self._waiting.add(key)
             self._ready.put_nowait(key)
 
-    async def run(self, reconcile: Reconcile, workers: int) -> None:
-        """Until cancelled."""
-        async with asyncio.TaskGroup() as group:
-            for number in range(workers):
-                group.create_task(self._work(reconcile), name=f"worker {number}")
+    def start(self, reconcile: Reconcile, workers: int) -> list[asyncio.Task[None]]:
+        """The workers; they go on until they are cancelled."""
+        return [
+            asyncio.create_task(self._work(reconcile), name=f"worker {number}")
+            for number in range(workers)
+        ]
 
     async def _work(self, reconcile: Reconcile) -> None:
         while True:
