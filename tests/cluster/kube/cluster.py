@@ -30,6 +30,8 @@ def up(arguments: argparse.Namespace, progress: Progress) -> None:
     with lifecycle.locked(cluster, progress):
         if lifecycle.is_up(cluster):
             progress.say(f"cluster {cluster.name!r} is already up (`load` brings changed images)")
+            for name in lifecycle.ended_components(cluster):
+                progress.say(f"but {name} has ended since: `down` and `up` make a new one")
             return
         pinned = pins.load()
         programs = binaries.build_all(pinned, progress)

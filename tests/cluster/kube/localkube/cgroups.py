@@ -17,15 +17,18 @@ from localkube.topology import Cluster
 MOUNT = Path("/sys/fs/cgroup")
 
 
-def _roots() -> list[Path]:
-    """The root of each v1 controller, or the one root of v2 (v2 was never tried here)."""
+def _hierarchies() -> list[Path]:
+    """Every hierarchy: those of the v1 controllers and, beside them or alone, that of v2."""
     if (MOUNT / "cgroup.controllers").exists():
-        return [MOUNT]
-    return [
-        root
-        for root in sorted(MOUNT.iterdir())
-        if root.name != "unified" and not root.is_symlink() and (root / "cgroup.procs").exists()
-    ]
+        return [MOUNT]  # v2 alone: never tried here
+    folders = [folder for folder in sorted(MOUNT.iterdir()) if not folder.is_symlink()]
+    return [folder for folder in folders if (folder / "cgroup.procs").exists()]
+
+
+def _roots() -> list[Path]:
+    """Where the kubelets expect to find their cgroups. Not in a v2 hierarchy that has no
+    controllers; runc does make some there, and they have to be removed with the others."""
+    return [root for root in _hierarchies() if root.name != "unified"]
 
 
 def _host_root() -> Path:
@@ -51,7 +54,7 @@ def join_host(cluster: Cluster) -> None:
 def folders(cluster: Cluster) -> list[Path]:
     """All the cluster's cgroups that exist, children before their parents."""
     found: list[Path] = []
-    for root in _roots():
+    for root in _hierarchies():
         for parent, _, _ in os.walk(root / cluster.cgroup, topdown=False):
             found.append(Path(parent))
     return found

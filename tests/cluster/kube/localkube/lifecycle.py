@@ -60,6 +60,14 @@ def is_up(cluster: Cluster) -> bool:
     return cluster.ready.exists() and processes.init_of(cluster) is not None
 
 
+def ended_components(cluster: Cluster) -> list[str]:
+    """Those of a cluster that is up which have ended since, on purpose or not."""
+    init = processes.init_of(cluster)
+    living = processes.inside(init) if init is not None else {}
+    files = sorted(cluster.pids.iterdir())
+    return [file.name for file in files if int(file.read_text()) not in living]
+
+
 def up(cluster: Cluster, programs: Binaries, images: Sequence[Image], progress: Progress) -> None:
     """Starts the cluster and returns when everything in it is ready."""
     if cluster.failed.exists() or processes.init_of(cluster) is None:

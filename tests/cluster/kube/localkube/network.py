@@ -36,6 +36,11 @@ def isolate(cluster: Cluster) -> None:
     for path in HIDDEN:
         Path(path).mkdir(parents=True, exist_ok=True)
         _run("mount", "-t", "tmpfs", "none", path)
+    # Images and containers in memory, about 0.7 GB a node: unpacking them is quick even while the
+    # disk is busy, and they go with the namespace instead of file by file (27,000 of them).
+    for node in cluster.nodes:
+        node.containers.mkdir(parents=True)
+        _run("mount", "-t", "tmpfs", "none", str(node.containers))
     # The pods' logs outlive the cluster, for whoever has to find out why it failed.
     pods = cluster.logs / "pods"
     for folder in (pods, Path("/var/log/pods")):

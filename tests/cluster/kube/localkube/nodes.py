@@ -10,8 +10,8 @@ from localkube.topology import DNS_SERVICE_IP, PAUSE_IMAGE, POD_RANGE, Cluster, 
 
 CONTAINERD = """\
 version = 2
-root = "{folder}/ctr/root"
-state = "{folder}/ctr/state"
+root = "{containers}/root"
+state = "{containers}/state"
 disabled_plugins = [
   "io.containerd.snapshotter.v1.btrfs", "io.containerd.snapshotter.v1.zfs",
   "io.containerd.snapshotter.v1.aufs", "io.containerd.snapshotter.v1.devmapper",
@@ -36,17 +36,22 @@ disabled_plugins = [
       runtime_type = "io.containerd.runc.v2"
       [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
         SystemdCgroup = false
-        Root = "{folder}/ctr/runc"
+        Root = "{containers}/runc"
 """
 
 
 def write_configuration(cluster: Cluster, node: Node) -> None:
     """Everything that the node's programs read. JSON is YAML."""
-    for name in ("cni", "ctr", "kubelet"):
+    for name in ("cni", "kubelet"):
         (node.folder / name).mkdir(parents=True, exist_ok=True)
     (node.folder / "resolv.conf").write_text("")  # the machine's own resolvers are out of reach
     (node.folder / "containerd.toml").write_text(
-        CONTAINERD.format(folder=node.folder, socket=node.containerd_socket, pause=PAUSE_IMAGE)
+        CONTAINERD.format(
+            folder=node.folder,
+            containers=node.containers,
+            socket=node.containerd_socket,
+            pause=PAUSE_IMAGE,
+        )
     )
     _write(node.folder / "cni" / "10-leasekeeper.conflist", _cni(node))
     _write(node.folder / "kubelet.yaml", _kubelet(cluster, node))

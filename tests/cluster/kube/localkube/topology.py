@@ -27,8 +27,8 @@ COREDNS_IMAGE = "localhost/coredns:1"
 
 
 def clusters_root() -> Path:
-    """Where the run folders are: on a disk, not on a tmpfs, because the images are unpacked there,
-    and with a short name, because the path of a Unix socket may have 107 bytes."""
+    """Where the run folders are: on a disk, so that the logs outlive a crash, and with a short
+    name, because the path of a Unix socket may have 107 bytes."""
     return Path(os.environ.get("LEASEKEEPER_CLUSTERS", "/var/lib/leasekeeper")).absolute()
 
 
@@ -55,6 +55,11 @@ class Node:
     @property
     def netns(self) -> str:
         return f"/run/netns/{self.name}"
+
+    @property
+    def containers(self) -> Path:
+        """containerd's images, snapshots and state; a tmpfs inside the cluster."""
+        return self.folder / "ctr"
 
     @property
     def containerd_socket(self) -> Path:
