@@ -41,9 +41,12 @@ from leasekeeper.lease import (
 
 T = TypeVar("T")
 
+SHORTEST_WAIT = 0.000_1
+"""Less than this is left of a lease: it is over. No timer can wait for less with any meaning."""
+
 SHORTEST_LOOK = 0.010
 """Between two looks at a held lock. A node's time stands still while its agent does, and the time
-left that it reports then does not fall: a hundred looks a second can be afforded, a busy loop not."""
+left that it reports then does not fall; a hundred looks a second can be afforded, no busy loop."""
 
 
 class State(enum.Enum):
@@ -83,6 +86,8 @@ class Continue:
     grant: Grant
     state: State
     renew_in: float
+    doubt: Unknown | None = None
+    """Why the last renewal could not tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +104,10 @@ def after_renewal(grant: Grant, outcome: Renewed, now: Instant, timings: Timings
         return End(f"lost: {outcome.why}")
     if isinstance(outcome, Unknown):
         left = grant.deadline.left(now)
-        if left <= 0:
-            causes = "; ".join(f"{node}: {why}" for node, why in outcome.causes.items())
-            return End(f"deadline passed without a quorum ({causes})")
+        if left <= SHORTEST_WAIT:
+            return End(f"deadline passed: {outcome}")
         # A quarter of the period: a blip costs nothing, and four tries a period load nobody.
-        return Continue(grant, State.UNSURE, min(timings.retry_period / 4, left))
+        return Continue(grant, State.UNSURE, min(timings.retry_period / 4, left), outcome)
     request = outcome.request
     if request is not None and request.kind == "pause":
         return End("paused by request")
@@ -220,6 +224,8 @@ class Elector:
             await self._sleep(step.renew_in)
             if self._stop.is_set():
                 return End("stopped")
+            if step.doubt and step.grant.deadline.left(self._clock.now()) <= SHORTEST_WAIT:
+                return End(f"deadline passed: {step.doubt}")
             outcome = await self._renew(step.grant)
             if outcome is None:
                 return End("stopped")

@@ -157,6 +157,9 @@ class Unknown:
 
     causes: Causes
 
+    def __str__(self) -> str:
+        return "cannot tell: " + "; ".join(f"{node}: {why}" for node, why in self.causes.items())
+
 
 @dataclass(frozen=True, slots=True)
 class Released:

@@ -1,0 +1,67 @@
+# One command each; `make help` lists them. Everything here makes its own environment in .venv.
+.DEFAULT_GOAL := help
+SHELL := bash
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin
+KUBE := $(PYTHON) tests/cluster/kube/cluster.py
+
+.PHONY: help
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
+
+# The environment is made again when what it is made from changes.
+$(VENV)/made: pyproject.toml constraints.txt constraints-dev.txt
+	@$(PYTHON) -m venv $(VENV) 2>/dev/null || { echo "installing python3-venv"; \
+	  apt-get update -qq && apt-get install -qqy -o DPkg::Lock::Timeout=300 python3-venv >/dev/null && \
+	  $(PYTHON) -m venv $(VENV); }
+	@echo "making $(VENV)"
+	@$(RUN)/pip install --quiet --disable-pip-version-check -c constraints-dev.txt -e '.[dev]'
+	@touch $@
+
+.PHONY: venv
+venv: $(VENV)/made ## make the Python environment in .venv
+
+.PHONY: demo
+demo: $(VENV)/made ## the main job on this machine, for real: make demo ARGS="--seconds 20 --json"
+	@$(RUN)/leasekeeper demo $(ARGS)
+
+.PHONY: test
+test: $(VENV)/made ## everything that CI runs, with the time that each suite takes
+	@$(RUN)/python tests/suites.py $(SUITES)
+
+.PHONY: test-long
+test-long: $(VENV)/made ## the same with larger bounds
+	@LEASEKEEPER_LONG=1 $(RUN)/python tests/suites.py $(SUITES)
+
+.PHONY: lint
+lint: $(VENV)/made ## ruff, mypy --strict, import-linter
+	@$(RUN)/python tests/suites.py lint
+
+.PHONY: format
+format: $(VENV)/made ## let ruff format the code
+	@$(RUN)/ruff format . && $(RUN)/ruff check --fix .
+
+.PHONY: spec
+spec: ## the machine-checked specification (TLA+ with TLC)
+	@$(PYTHON) spec/run.py
+
+.PHONY: images
+images: ## build the container images
+	@$(KUBE) images
+
+.PHONY: cluster
+cluster: ## a real Kubernetes with two nodes on this machine (root)
+	@$(KUBE) up
+
+.PHONY: cluster-down
+cluster-down: ## end that cluster, whatever state it is in
+	@$(KUBE) down
+
+.PHONY: cluster-env
+cluster-env: ## prints what a shell evaluates to have kubectl and helm for it
+	@$(KUBE) env
+
+.PHONY: clean
+clean: ## remove what was made in the checkout
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist

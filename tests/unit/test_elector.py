@@ -1,0 +1,483 @@
+"""The candidate's state machine in virtual time: every transition, every way its loop can end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from virtual_time import VirtualClock, run
+
+from leasekeeper.clock import Deadline
+from leasekeeper.elector import Elector, State
+from leasekeeper.lease import (
+    Acquired,
+    Grant,
+    Held,
+    Lost,
+    Observation,
+    Released,
+    ReleaseOutcome,
+    Renewed,
+    Request,
+    Timings,
+    Unavailable,
+    Unknown,
+)
+
+TIMINGS = Timings(lease_duration=15, renew_deadline=10, retry_period=2)
+NO_QUORUM = Unknown({"0": "connection refused"})
+
+
+class ScriptedStore:
+    """A store that says what the test wants, and remembers what it was asked."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self.clock = clock
+        self.log: list[tuple[float, str]] = []
+        self.tokens = 0
+        self.on_acquire: Callable[[], Awaitable[Acquired]] = self.grant
+        self.on_renew: Callable[[Grant], Awaitable[Renewed]] = self.extend
+        self.released = asyncio.Event()
+        self.free = asyncio.Event()
+        self.news = asyncio.Event()
+
+    def note(self, what: str) -> None:
+        self.news.set()
+        self.log.append((round(asyncio.get_running_loop().time(), 3), what))
+
+    def times(self, what: str) -> list[float]:
+        return [time for time, entry in self.log if entry == what]
+
+    def lease(self, token: int) -> Grant:
+        now = self.clock.now()
+        return Grant(
+            lock="shop/orders",
+            id=f"me/{token}",
+            token=token,
+            deadline=Deadline(now, TIMINGS.renew_deadline),
+            lease_end=Deadline(now, TIMINGS.lease_end),
+        )
+
+    async def grant(self) -> Acquired:
+        self.tokens += 1
+        return self.lease(self.tokens)
+
+    async def extend(self, grant: Grant) -> Grant:
+        return replace(self.lease(grant.token), id=grant.id)
+
+    async def ready(self) -> None:
+        self.note("ready")
+
+    async def acquire(self) -> Acquired:
+        self.note("acquire")
+        return await self.on_acquire()
+
+    async def renew(self, grant: Grant) -> Renewed:
+        self.note("renew")
+        return await self.on_renew(grant)
+
+    async def release(self, grant: Grant) -> ReleaseOutcome:
+        self.note("release")
+        await asyncio.sleep(0.001)
+        self.note("released")
+        self.released.set()
+        return Released()
+
+    async def freed(self) -> None:
+        await self.free.wait()
+        self.free.clear()
+
+    async def observe(self) -> Observation:
+        raise NotImplementedError
+
+    async def close(self) -> None: ...
+
+
+class Listener:
+    def __init__(self, store: ScriptedStore) -> None:
+        self.store = store
+        self.last: Grant | None = None
+        self.reasons: list[str] = []
+
+    def leading(self, grant: Grant) -> None:
+        self.store.note("leading")
+        self.last = grant
+
+    def not_leading(self, why: str) -> None:
+        self.store.note("not leading")
+        self.reasons.append(why)
+
+    def standing_by(self, holder: str | None) -> None:
+        self.store.note(f"standing by: {holder}")
+
+    def renewal(self, outcome: Renewed) -> None: ...
+
+
+class Bench:
+    """An elector with a scripted store, running."""
+
+    def __init__(self, resume: bool = False) -> None:
+        self.clock = VirtualClock()
+        self.store = ScriptedStore(self.clock)
+        self.listener = Listener(self.store)
+        self.elector = Elector(
+            store=self.store,
+            timings=TIMINGS,
+            clock=self.clock,
+            audience=self.listener,
+            resume=replace(self.store.lease(41), id="before the crash") if resume else None,
+        )
+
+    def start(self) -> asyncio.Task[None]:
+        self.task = asyncio.create_task(self.elector.run())
+        return self.task
+
+    def state(self) -> str:
+        return self.elector.state.value
+
+    async def until(self, what: str, count: int = 1) -> None:
+        while len(self.store.times(what)) < count:
+            self.store.news.clear()
+            await self.store.news.wait()
+
+    async def stop(self) -> None:
+        self.elector.stop()
+        await self.task
+        assert self.elector.state is State.STOPPED
+
+
+def in_virtual_time(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    def runs() -> None:
+        run(test())
+
+    runs.__name__, runs.__doc__ = test.__name__, test.__doc__
+    return runs
+
+
+def say(outcome: Any) -> Callable[..., Awaitable[Any]]:
+    async def said(*_: Any) -> Any:
+        return outcome
+
+    return said
+
+
+@in_virtual_time
+async def test_a_granted_lock_is_announced_and_renewed_every_period() -> None:
+    bench = Bench()
+    bench.start()
+    await bench.until("renew", 3)
+    assert bench.state() == "leading"
+    assert bench.store.times("renew") == [2.0, 4.0, 6.0]
+    await bench.stop()
+
+
+@in_virtual_time
+async def test_a_stop_is_announced_before_the_first_byte_of_the_release() -> None:
+    bench = Bench()
+    bench.start()
+    await bench.until("leading")
+    await bench.stop()
+    assert [what for _, what in bench.store.log[-3:]] == ["not leading", "release", "released"]
+    assert bench.listener.reasons == ["stopped"]
+
+
+@in_virtual_time
+async def test_lost_ends_the_tenure_at_once_and_the_candidate_races_again() -> None:
+    """Known bug 28: one loss, and the elector was out of the race for ever."""
+    bench = Bench()
+    bench.store.on_renew = say(Lost("3 × NOTMINE other/1"))
+    bench.start()
+    await bench.until("leading", 2)
+    assert bench.store.times("not leading") == [2.0]
+    assert bench.listener.last is not None
+    assert bench.listener.last.token == 2
+    await bench.stop()
+
+
+@in_virtual_time
+async def test_cannot_tell_ends_the_tenure_at_the_deadline_and_not_before() -> None:
+    """Known bug 21: a failed renewal released the lock that a retry could have saved."""
+    bench = Bench()
+    bench.store.on_renew = say(NO_QUORUM)
+    bench.start()
+    await bench.until("not leading")
+    assert bench.store.times("not leading") == [TIMINGS.renew_deadline]
+    assert len(bench.store.times("renew")) > 10, "it tries again within what is left"
+    assert "connection refused" in bench.listener.reasons[0]
+    await bench.stop()
+
+
+@in_virtual_time
+async def test_a_blip_costs_nothing() -> None:
+    bench = Bench()
+    bench.store.on_renew = say(NO_QUORUM)
+    bench.start()
+    await asyncio.sleep(8)
+    assert bench.state() == "unsure"
+    bench.store.on_renew = bench.store.extend
+    await asyncio.sleep(20)
+    assert bench.state() == "leading"
+    assert bench.store.times("not leading") == []
+    await bench.stop()
+
+
+@in_virtual_time
+async def test_a_store_that_never_answers_cannot_keep_the_tenure_alive() -> None:
+    """Known bug 3: a renewal without a deadline."""
+    bench = Bench()
+
+    async def hang(_: Grant) -> Renewed:
+        await asyncio.sleep(10_000)
+        raise AssertionError
+
+    bench.store.on_renew = hang
+    bench.start()
+    await bench.until("not leading")
+    assert bench.store.times("not leading") == [TIMINGS.renew_deadline]
+    await bench.stop()
+
+
+@in_virtual_time
+async def test_a_renewal_that_was_answered_too_late_does_not_count() -> None:
+    """Known bug 1: the process stood still between the vote and now."""
+    bench = Bench()
+
+    async def paused(grant: Grant) -> Renewed:
+        answer = await bench.store.extend(grant)
+        bench.clock.boot_offset += TIMINGS.renew_deadline
+        return answer
+
+    bench.store.on_renew = paused
+    bench.start()
+    await bench.until("not leading")
+    assert bench.store.times("not leading") == [2.0]
+    assert bench.store.times("leading") == [0.0]
+    await bench.stop()
+
+
+@in_virtual_time
+async def test_a_suspend_that_only_the_boot_clock_counts_ends_the_tenure() -> None:
+    bench = Bench()
+    bench.store.on_renew = say(NO_QUORUM)
+    bench.start()
+    await bench.until("leading")
+    bench.clock.boot_offset += 60
+    await bench.until("not leading")
+    assert bench.store.times("not leading") == [2.0]
+    await bench.stop()
+
+
+@in_virtual_time
+async def test_renewal_ends_with_the_tenure() -> None:
+    """Known bug 19: the renewal went on after the release, for a week."""
+    bench = Bench()
+    bench.start()
+    await bench.until("leading")
+    await bench.stop()
+    await asyncio.sleep(1000)
+    assert bench.store.times("renew") == []
+
+
+@in_virtual_time
+async def test_a_bug_ends_the_tenure_aloud() -> None:
+    """Known bug 20: the renewal died silently on the first error."""
+    bench = Bench()
+
+    async def bug(_: Grant) -> Renewed:
+        raise ZeroDivisionError
+
+    bench.store.on_renew = bug
+    with pytest.raises(ZeroDivisionError):
+        await bench.start()
+    assert [what for _, what in bench.store.log[-3:]] == ["not leading", "release", "released"]
+    assert bench.elector.state is State.STOPPED
+
+
+@in_virtual_time
+async def test_what_could_not_be_announced_is_not_given_back() -> None:
+    """Others must not start before everybody here has stopped; the lease runs out by itself."""
+    bench = Bench()
+
+    def full(why: str) -> None:
+        raise OSError("no space left on device")
+
+    bench.listener.not_leading = full  # type: ignore[method-assign]
+    bench.start()
+    await bench.until("leading")
+    bench.elector.stop()
+    with pytest.raises(OSError, match="no space"):
+        await bench.task
+    assert bench.store.times("release") == []
+
+
+@in_virtual_time
+async def test_release_is_finished_even_when_cancelled() -> None:
+    """Known bug 17: clean-up ran on a context that was already cancelled."""
+    bench = Bench()
+    bench.start()
+    await bench.until("leading")
+    bench.task.cancel()
+    await asyncio.sleep(0)
+    bench.task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await bench.task
+    assert len(bench.store.times("released")) == 1
+
+
+@in_virtual_time
+async def test_a_standby_sleeps_until_the_lease_can_end() -> None:
+    bench = Bench()
+    bench.store.on_acquire = say(Held(by="other", free_in=12.5))
+    bench.start()
+    await asyncio.sleep(20)
+    assert bench.store.times("acquire") == [0.0, 12.5]
+    assert bench.elector.overdue(bench.clock.now()) <= 0
+    await bench.stop()
+
+
+@in_virtual_time
+async def test_a_release_wakes_the_standby() -> None:
+    bench = Bench()
+    bench.store.on_acquire = say(Held(by="other", free_in=12.5))
+    bench.start()
+    await asyncio.sleep(3)
+    bench.store.on_acquire = bench.store.grant
+    bench.store.free.set()
+    await bench.until("leading")
+    assert bench.store.times("leading") == [3.0]
+    await bench.stop()
+
+
+@in_virtual_time
+async def test_a_lost_wake_up_costs_only_time() -> None:
+    """Known bug 25."""
+    bench = Bench()
+    bench.store.on_acquire = say(Held(by="other", free_in=12.5))
+    bench.start()
+    await asyncio.sleep(3)
+    bench.store.on_acquire = bench.store.grant
+    await bench.until("leading")
+    assert bench.store.times("leading") == [12.5]
+    await bench.stop()
+
+
+@in_virtual_time
+async def test_time_left_that_does_not_fall_is_looked_at_again_but_not_in_a_busy_loop() -> None:
+    bench = Bench()
+    bench.store.on_acquire = say(Held(by="other", free_in=0.0))
+    bench.start()
+    await asyncio.sleep(1)
+    assert 50 < len(bench.store.times("acquire")) <= 101
+    await bench.stop()
+
+
+@in_virtual_time
+async def test_no_quorum_is_tried_again_every_period() -> None:
+    bench = Bench()
+    bench.store.on_acquire = say(Unavailable({"0": "connection refused"}))
+    bench.start()
+    await asyncio.sleep(5)
+    assert bench.store.times("acquire") == [0.0, 2.0, 4.0]
+    await bench.stop()
+
+
+@in_virtual_time
+async def test_a_split_vote_is_tried_again_when_the_store_says() -> None:
+    bench = Bench()
+    bench.store.on_acquire = say(Unavailable({}, retry_in=0.25))
+    bench.start()
+    await asyncio.sleep(0.6)
+    assert bench.store.times("acquire") == [0.0, 0.25, 0.5]
+    await bench.stop()
+
+
+@pytest.mark.parametrize("state", ["waiting", "acquiring", "renewing"])
+def test_a_stop_is_prompt_in_every_state(state: str) -> None:
+    """Known bug 31: SIGTERM was ignored while waiting for the lock."""
+
+    async def hang(*_: Any) -> Any:
+        await asyncio.sleep(10_000)
+
+    async def scenario() -> None:
+        bench = Bench()
+        if state == "waiting":
+            bench.store.on_acquire = say(Held(by="other", free_in=12.5))
+        if state == "acquiring":
+            bench.store.on_acquire = hang
+        bench.store.on_renew = hang
+        bench.start()
+        await asyncio.sleep(5)
+        before = asyncio.get_running_loop().time()
+        await bench.stop()
+        assert asyncio.get_running_loop().time() - before < 0.1
+
+    run(scenario())
+
+
+@in_virtual_time
+async def test_a_lease_from_before_a_crash_goes_on_with_its_token() -> None:
+    bench = Bench(resume=True)
+    bench.start()
+    await bench.until("leading")
+    assert bench.listener.last is not None
+    assert (bench.listener.last.token, bench.listener.last.id) == (41, "before the crash")
+    assert bench.store.times("acquire") == []
+    await bench.stop()
+
+
+@in_virtual_time
+async def test_a_lease_from_before_a_crash_is_not_announced_before_a_quorum_agreed() -> None:
+    bench = Bench(resume=True)
+    bench.store.on_renew = say(NO_QUORUM)
+    bench.start()
+    await bench.until("not leading")
+    assert bench.store.times("leading") == []
+    assert bench.store.times("not leading") == [TIMINGS.renew_deadline]
+    await bench.until("acquire")
+    await bench.stop()
+
+
+@in_virtual_time
+async def test_step_down_by_request_gives_the_others_a_chance() -> None:
+    bench = Bench()
+
+    async def asked(grant: Grant) -> Renewed:
+        request = Request(7, "step-down", grant.id)
+        return replace(await bench.store.extend(grant), request=request)
+
+    bench.store.on_renew = asked
+    bench.start()
+    await bench.until("acquire", 2)
+    gave_up, again = bench.store.times("released")[0], bench.store.times("acquire")[1]
+    assert again - gave_up >= TIMINGS.retry_period
+    await bench.stop()
+
+
+@in_virtual_time
+async def test_a_request_to_somebody_else_is_not_mine() -> None:
+    bench = Bench()
+
+    async def asked(grant: Grant) -> Renewed:
+        request = Request(7, "step-down", "an earlier tenure")
+        return replace(await bench.store.extend(grant), request=request)
+
+    bench.store.on_renew = asked
+    bench.start()
+    await bench.until("renew", 5)
+    assert bench.store.times("not leading") == []
+    await bench.stop()
+
+
+@in_virtual_time
+async def test_a_loop_that_stands_still_is_overdue() -> None:
+    """Known bug 28: healthy, and out of the race."""
+    bench = Bench()
+    bench.start()
+    await bench.until("leading")
+    assert bench.elector.overdue(bench.clock.now()) <= 0
+    bench.clock.boot_offset += 3
+    assert bench.elector.overdue(bench.clock.now()) > 0
+    await bench.stop()
