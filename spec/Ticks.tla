@@ -69,18 +69,24 @@ Over    == Granted /\ tick >= lease.expires
 ----------------------------------------------------------------------------
 (* The rule, and what each mutant makes of it.                               *)
 
-\* The first C may be counted twice because the tick that was on its way at the grant can have
-\* been sent any time before it; the L because the next one counts from before its own answer.
-Extra == CASE Mutant = "one extra cap" -> cap
-           [] Mutant = "no extra cap"  -> 0
-           [] Mutant = "one unit less" -> cap + Slack - 1
+\* L where the cap is k: it goes with the cap, where that changes.
+L(k) == (k * Slack) \div C
+
+\* C as the node knows it after agent a has registered.
+CapAfter(a) == IF Mutant \in {"cap changes", "cap changes, lease keeps C"} THEN a * C ELSE C
+
+\* What a lease is longer than TTL. A cap, because the tick that is on its way at the grant counts
+\* time from before it; and L, because the one after that may begin L before the first's answer.
+Extra == CASE Mutant = "one extra cap"              -> cap
+           [] Mutant = "no extra cap"               -> 0
+           [] Mutant = "one unit less"              -> cap + L(cap) - 1
            [] Mutant = "cap changes, lease keeps C" -> C + Slack
-           [] OTHER                    -> cap + Slack
+           [] OTHER                                 -> cap + L(cap)
 
 \* What the agent sends: the time since ref.
 Counted(c) == IF Mutant \in {"agent does not cap", "nobody caps"}
               THEN now - conn[c].ref
-              ELSE Min(now - conn[c].ref, cap)
+              ELSE Min(now - conn[c].ref, CapAfter(conn[c].agent))
 
 \* What the function adds.
 Added(c) == IF Mutant \in {"node does not cap", "nobody caps"}
@@ -92,13 +98,10 @@ MayTick(c) == conn[c].nonce = registered \/ Mutant = "no nonce check"
 \* From when a new connection counts: from the reading of its registration's answer.
 FirstRef(c) == IF Mutant = "counted from asking" THEN conn[c].sent ELSE now
 
-NextRef(c) == Max(conn[c].sent, now - Slack)
+NextRef(c) == Max(conn[c].sent, now - L(CapAfter(conn[c].agent)))
 
 \* The nonce of agent a's new connection. The mutant draws one for an agent's whole life.
 Nonce(a) == IF Mutant = "nonce kept" THEN a ELSE nonces + 1
-
-\* C as the node knows it after agent a has registered.
-CapAfter(a) == IF Mutant \in {"cap changes", "cap changes, lease keeps C"} THEN a * C ELSE cap
 
 ----------------------------------------------------------------------------
 (* The agents.                                                               *)
