@@ -102,15 +102,15 @@ class Api:
         self._client = client
 
     @classmethod
-    async def connect(cls) -> Api:
-        """By KUBECONFIG, if it is set; else as the pod that this process runs in."""
+    async def connect(cls, kubeconfig: str | None = None) -> Api:
+        """By this file, or KUBECONFIG's; else as the pod that this process runs in."""
         # Here, because it costs 20 MiB and half a second, and tests of pure functions need none.
         from kubernetes.aio.client.api_client import ApiClient
         from kubernetes.aio.client.configuration import Configuration
         from kubernetes.aio.config import load_incluster_config, load_kube_config
 
         configuration = Configuration()
-        if path := os.environ.get("KUBECONFIG"):
+        if path := kubeconfig or os.environ.get("KUBECONFIG"):
             await load_kube_config(path, client_configuration=configuration)  # type: ignore[no-untyped-call]
         else:
             load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from leasekeeper.redlock import users
 from leasekeeper_operator import names
-from leasekeeper_operator.api import LOCK, SECRET, Api
+from leasekeeper_operator.api import LOCK, SECRET, Api, Object
 from leasekeeper_operator.apply import Applier, digest
 from leasekeeper_operator.manifests.common import text_of
 from leasekeeper_operator.manifests.ensemble import parse_users, users_secret
@@ -26,9 +26,10 @@ from leasekeeper_operator.nodes import OPEN, NodeError, Nodes, Sight
 
 log = logging.getLogger(__name__)
 
-RECHECK_SECONDS = 60.0
-"""A node that opened with an old copy of the file (the kubelet renews it about once a minute) may
-have a user too many; this is how long it can last."""
+REREAD_SECONDS = 60.0  # should an event of a Secret be missed
+RECHECK_SECONDS = 10.0
+"""An agent that begins again with an old copy of its file (the kubelet renews it about once a
+minute) sets the users of that copy, one too many or too few; this is how long it can last."""
 
 
 @dataclass(slots=True)
@@ -66,7 +67,7 @@ class LockUsers:
 
     async def sync(self, ensemble: Ensemble, nodes: Nodes, sights: Mapping[str, Sight]) -> None:
         state = self._states.setdefault(ensemble.key, _State())
-        if state.read_at is None or self._now() - state.read_at > RECHECK_SECONDS:
+        if state.read_at is None or self._now() - state.read_at > REREAD_SECONDS:
             # Set before reading: what is invalidated while we read is read again.
             state.read_at = self._now()
             try:
@@ -84,8 +85,7 @@ class LockUsers:
             namespace = secret["metadata"]["namespace"]
             lock = secret["metadata"]["labels"][names.LABEL_LOCK]
             password = password_of(secret)
-            # Who may write Secrets can write this one; its namespace must still be allowed.
-            if password and ensemble.allows(namespace):
+            if password and _trustworthy(secret, lock) and ensemble.allows(namespace):
                 wanted[f"{namespace}/{lock}"] = users.digest(password)
         name = names.users_secret(ensemble.name)
         current = await self._api.get(SECRET, ensemble.namespace, name) or {}
@@ -126,6 +126,12 @@ class LockUsers:
             if not await self._exists(lock):
                 await nodes.delete_user(node, lock)
                 log.info("user-deleted ensemble=%s node=%s lock=%s", ensemble.key, node, lock)
+
+
+def _trustworthy(secret: Object, lock: str) -> bool:
+    """Who may write Secrets can write one that looks like ours. It gives him no more than his own
+    namespace's locks; but a name that no lock can have would spoil the file for everybody."""
+    return names.valid_lock_name(lock) and secret["metadata"]["name"] == names.lock_objects(lock)
 
 
 def _split(lock: str) -> tuple[str, str]:

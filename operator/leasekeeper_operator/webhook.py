@@ -11,7 +11,7 @@ import base64
 import json
 import logging
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from aiohttp import web
@@ -41,9 +41,12 @@ LARGEST_REVIEW = 8 * 2**20  # the API server's own limit for an object is 3 MiB;
 
 
 class Webhook:
-    def __init__(self, api: Api, settings: Settings) -> None:
+    def __init__(
+        self, api: Api, settings: Settings, server_names: Sequence[str] | None = None
+    ) -> None:
         self._api = api
         self._settings = settings
+        self._names = server_names or settings.webhook_names
         self._certificates: Certificates | None = None
         self._context: ssl.SSLContext | None = None
         self.serving = False
@@ -97,14 +100,14 @@ class Webhook:
             else:
                 load(self._context, certificates)
             self._certificates = certificates
-            log.info("certificate-loaded names=%s", ",".join(self._settings.webhook_names))
+            log.info("certificate-loaded names=%s", ",".join(self._names))
         await self._bring_ca_bundle(certificates.ca)
 
     async def _bring_certificates(self) -> Certificates:
         name = names.certificate_secret(self._settings.webhook_service)
         secret = await self._api.get(SECRET, self._settings.namespace, name)
         old = _certificates_in(secret) if secret else None
-        new = renewed(old, self._settings.webhook_names)
+        new = renewed(old, self._names)
         if new == old:
             return new
         desired: Object = {
