@@ -1,0 +1,155 @@
+"""The configuration is checked as a whole, and every mistake names its key."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from leasekeeper_sidecar import config as configuration
+from leasekeeper_sidecar.config import SETTINGS, Config
+
+from leasekeeper.lease import ConfigurationError
+
+NODES = [{"id": str(i), "host": f"node-{i}", "port": 6379} for i in range(3)]
+LOCK: dict[str, Any] = {
+    "version": 1,
+    "lock": "shop/orders",
+    "store": "redlock",
+    "timings": {
+        "leaseDurationSeconds": 15,
+        "renewDeadlineSeconds": 10,
+        "retryPeriodSeconds": 2,
+        "lockDelaySeconds": 0,
+    },
+    "redlock": {
+        "membership": {
+            "number": 1,
+            "maxTtlSeconds": 15,
+            "quarantineSeconds": 16,
+            "capSeconds": 0.1,
+            "nodes": NODES,
+        },
+        "username": "lock:shop/orders",
+        "password": "secret",
+    },
+}
+POD = {"LEASEKEEPER_POD_NAME": "orders-0", "LEASEKEEPER_POD_UID": "5f0c"}
+
+
+def load(tmp_path: Path, lock: Any, *argv: str, **environ: str) -> Config:
+    path = tmp_path / "lock.json"
+    path.write_text(lock if isinstance(lock, str) else json.dumps(lock))
+    return configuration.load(argv, {"LEASEKEEPER_CONFIG": str(path), **POD, **environ})
+
+
+def problems(tmp_path: Path, lock: Any, *argv: str, **environ: str) -> list[str]:
+    with pytest.raises(ConfigurationError) as raised:
+        load(tmp_path, lock, *argv, **environ)
+    return str(raised.value).splitlines()
+
+
+def test_what_the_operator_publishes_is_understood(tmp_path: Path) -> None:
+    config = load(tmp_path, LOCK, LEASEKEEPER_POD_NAMESPACE="shop")
+    assert config.lock == "shop/orders"
+    assert config.timings.renew_deadline == 10
+    assert config.membership.quorum == 2
+    assert (config.username, config.password) == ("lock:shop/orders", "secret")
+    assert (config.http_port, config.local_port) == (8090, 4040)
+    assert config.leader_dir == "/var/run/lock"
+    assert not config.mirror
+
+
+def test_in_a_pod_the_status_is_mirrored_unless_told_otherwise(tmp_path: Path) -> None:
+    assert load(tmp_path, LOCK, KUBERNETES_SERVICE_HOST="10.0.0.1").mirror
+    told = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "LEASEKEEPER_MIRROR": "none"}
+    assert not load(tmp_path, LOCK, **told).mirror
+
+
+def test_a_flag_wins_over_the_environment(tmp_path: Path) -> None:
+    config = load(tmp_path, LOCK, "--http-port", "1", "--local-port=2", LEASEKEEPER_HTTP_PORT="3")
+    assert (config.http_port, config.local_port) == (1, 2)
+
+
+def test_all_mistakes_are_named_at_once(tmp_path: Path) -> None:
+    spoilt = {
+        **LOCK,
+        "lock": "orders",
+        "store": "etcd",
+        "timings": {"leaseDurationSeconds": "15", "retryPeriodSeconds": -1},
+        "redlock": {**LOCK["redlock"], "password": "", "membership": {"nodes": []}},
+    }
+    found = problems(
+        tmp_path,
+        spoilt,
+        "--no-such-flag=1",
+        LEASEKEEPER_HTTP_PORT="http",
+        LEASEKEEPER_MIRROR="etcd",
+        LEASEKEEPER_POD_NAME="not a pod",
+    )
+    named = [line.replace(f"{tmp_path}/lock.json: ", "").split(":")[0] for line in found]
+    assert sorted(named) == [
+        "--no-such-flag",
+        "LEASEKEEPER_HTTP_PORT",
+        "LEASEKEEPER_MIRROR",
+        "LEASEKEEPER_POD_NAME",
+        "lock",
+        "redlock.membership",
+        "redlock.password",
+        "store",
+        "timings.leaseDurationSeconds",
+        "timings.retryPeriodSeconds",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        ({"version": 2}, "version"),
+        ({"timings": {"renewDeadlineSeconds": 15}}, "timings"),
+        ({"timings": {"leaseDurationSeconds": 60, "renewDeadlineSeconds": 40}}, "maxTtlSeconds"),
+        ({"redlock": None}, "redlock.membership"),
+        ({"lock": "shop/../x"}, "lock"),
+    ],
+)
+def test_a_lock_that_cannot_work_is_refused(
+    tmp_path: Path, change: dict[str, Any], key: str
+) -> None:
+    assert any(key in line for line in problems(tmp_path, LOCK | change))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "7", '{"version":1}'])
+def test_a_file_that_is_no_lock_is_refused(tmp_path: Path, text: str) -> None:
+    assert problems(tmp_path, text)
+
+
+def test_a_missing_file_and_missing_variables_are_named() -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        configuration.load([], {"LEASEKEEPER_CONFIG": "/nonexistent/lock.json"})
+    assert {line.split(":")[0] for line in str(raised.value).splitlines()} == {
+        "LEASEKEEPER_CONFIG",
+        "LEASEKEEPER_POD_NAME",
+        "LEASEKEEPER_POD_UID",
+    }
+
+
+def test_the_pods_namespace_must_be_the_locks(tmp_path: Path) -> None:
+    found = problems(tmp_path, LOCK, LEASEKEEPER_POD_NAMESPACE="another")
+    assert [line.split(":")[0] for line in found] == ["LEASEKEEPER_POD_NAMESPACE"]
+
+
+def test_help_lists_every_variable() -> None:
+    command = [sys.executable, "-m", "leasekeeper_sidecar.main", "--help"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert all(setting.variable in shown and setting.flag in shown for setting in SETTINGS)
+
+
+def test_a_wrong_configuration_ends_with_2_and_no_traceback() -> None:
+    command = [sys.executable, "-m", "leasekeeper_sidecar.main", "--config=/nonexistent"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env={})
+    assert done.returncode == 2
+    assert "LEASEKEEPER_CONFIG: /nonexistent" in done.stderr
+    assert "Traceback" not in done.stderr

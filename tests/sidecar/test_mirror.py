@@ -1,0 +1,334 @@
+"""The mirror against a TLS server of the test's own, which checks every request.
+
+(The real kube-apiserver, with the resource's rules and the admission policy, is in tests/cluster.)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import ipaddress
+import json
+import ssl
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+from leasekeeper_sidecar import kube_api, mirror
+from leasekeeper_sidecar.claim import Claim
+from leasekeeper_sidecar.kube_api import ApiServer
+from leasekeeper_sidecar.leadership import Tenure
+from leasekeeper_sidecar.log import Log
+from leasekeeper_sidecar.metrics import Counters
+from leasekeeper_sidecar.mirror import Mirror
+
+from leasekeeper.clock import Deadline, Instant
+from leasekeeper.lease import Grant
+
+PATH = "/apis/leasekeeper.dev/v1alpha1/namespaces/shop/distributedlocks/orders/status"
+PATIENCE = 15.0
+
+
+def certificate(folder: Path) -> None:
+    """A CA that is also the server's certificate, for 127.0.0.1."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "a test's API server")])
+    now = datetime.datetime.now(datetime.UTC)
+    address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(hours=1))
+        .not_valid_after(now + datetime.timedelta(hours=1))
+        .add_extension(x509.SubjectAlternativeName([address]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    folder.mkdir(exist_ok=True)
+    (folder / "ca.crt").write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    (folder / "key.pem").write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    )
+    (folder / "token").write_text("token-1\n")
+
+
+@dataclass
+class FakeApi:
+    """Answers what the test wants, and keeps every request. A status of 0: never answers."""
+
+    account: Path
+    answers: list[int] = field(default_factory=list)
+    requests: list[dict[str, Any]] = field(default_factory=list)
+    status: dict[str, Any] = field(default_factory=dict)
+    wrong: list[str] = field(default_factory=list)
+    port: int = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            head = (await reader.readuntil(b"\r\n\r\n")).decode()
+            line, *lines = head.strip().split("\r\n")
+            headers = {k.lower(): v for k, v in (text.split(": ", 1) for text in lines)}
+            body = json.loads(await reader.readexactly(int(headers["content-length"])))
+            self.check(line, headers, body)
+            self.requests.append({"body": body, "authorization": headers["authorization"]})
+            status = self.answers.pop(0) if self.answers else 200
+            if status == 0:
+                await asyncio.sleep(3600)
+            if status == 200:
+                self.status |= body["status"]
+            text = json.dumps({"kind": "Status", "message": f"the reason for {status}"}).encode()
+            writer.write(
+                f"HTTP/1.1 {status} X\r\nContent-Type: application/json\r\n"
+                f"Content-Length: {len(text)}\r\n\r\n".encode()
+                + text
+            )
+            await writer.drain()
+        finally:
+            writer.close()
+
+    def check(self, line: str, headers: dict[str, str], body: Any) -> None:
+        expected = {
+            "line": (line, f"PATCH {PATH} HTTP/1.1"),
+            "content type": (headers.get("content-type"), "application/merge-patch+json"),
+            "host": (headers.get("host"), f"127.0.0.1:{self.port}"),
+            "only the status": (list(body), ["status"]),
+        }
+        self.wrong += [f"{k}: {is_!r}" for k, (is_, must) in expected.items() if is_ != must]
+        if not set(body["status"]) <= {"holder", "token", "acquireTime"}:
+            self.wrong.append(f"fields that are not the sidecar's: {body}")
+        if type(body["status"].get("token")) is not int:
+            self.wrong.append(f"a patch without its token: {body}")
+
+
+@pytest.fixture
+async def api(tmp_path: Path) -> AsyncIterator[FakeApi]:
+    account = tmp_path / "account"
+    certificate(account)
+    fake = FakeApi(account)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(account / "ca.crt", account / "key.pem")
+    server = await asyncio.start_server(fake.serve, "127.0.0.1", 0, ssl=context)
+    fake.port = server.sockets[0].getsockname()[1]
+    yield fake
+    server.close()
+    assert not fake.wrong
+
+
+@dataclass
+class Bench:
+    """A mirror at work."""
+
+    mirror: Mirror
+    counters: Counters
+    looks: list[str]
+
+    def lead(self, token: int, holder: str = "orders-0") -> None:
+        deadline = Deadline(Instant(0, 0), 10)
+        grant = Grant("shop/orders", f"{holder}/u/n/1", token, deadline, deadline)
+        claim = Claim(lock="shop/orders", leader=True, boot="b", holder=holder, token=token)
+        self.mirror.tenure(Tenure(grant, 1_763_427_723.456, claim))
+
+    async def until(self, outcome: str, count: int = 1) -> None:
+        async with asyncio.timeout(PATIENCE):
+            while self.counters.mirror[outcome] < count:
+                await asyncio.sleep(0.01)
+
+
+@contextlib.asynccontextmanager
+async def bench(api: FakeApi, port: int | None = None) -> AsyncIterator[Bench]:
+    counters, looks = Counters(), list[str]()
+
+    async def look() -> str:
+        looks.append("looked")
+        return "holder orders-1, token 9"
+
+    server = ApiServer("127.0.0.1", port or api.port, str(api.account))
+    made = Mirror(
+        lock="shop/orders",
+        patch=server.merge_patch,
+        counters=counters,
+        log=Log(),
+        on_refused=look,
+        first_backoff=0.02,
+    )
+    task = asyncio.create_task(made.run())
+    try:
+        yield Bench(made, counters, looks)
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+async def test_a_new_tenure_is_written_once(api: FakeApi) -> None:
+    async with bench(api) as at:
+        at.lead(7)
+        await at.until("ok")
+        await asyncio.sleep(0.1)
+    assert api.status == {
+        "holder": "orders-0",
+        "token": 7,
+        "acquireTime": "2025-11-18T01:02:03.456Z",
+    }
+    assert len(api.requests) == 1
+    assert not at.mirror.pending
+
+
+@pytest.mark.parametrize(
+    ("status", "outcome"),
+    [
+        (401, "unauthorized"),
+        (403, "forbidden"),
+        (404, "not-found"),
+        (409, "conflict"),
+        (429, "throttled"),
+        (500, "server-error"),
+        (503, "server-error"),
+    ],
+)
+async def test_a_refusal_is_counted_and_tried_again(
+    api: FakeApi, status: int, outcome: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Known bug 36: none of them has any effect but a log line, a metric and a later try."""
+    api.answers = [status, status]
+    async with bench(api) as at:
+        at.lead(7)
+        await at.until("ok")
+    assert at.counters.mirror == {outcome: 2, "ok": 1}
+    logged = [line for line in capfd.readouterr().err.splitlines() if "not-mirrored" in line]
+    assert len(logged) == 1, "one line for the outcome, not one for each try"
+    assert f"outcome={outcome}" in logged[0]
+    assert f"the reason for {status}" in logged[0]
+
+
+async def test_a_refused_token_is_a_look_at_the_nodes_and_no_further_try(
+    api: FakeApi, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Only the nodes depose: anybody who may write a status could otherwise depose every leader."""
+    api.answers = [422]
+    async with bench(api) as at:
+        at.lead(7)
+        await at.until("refused")
+        await asyncio.sleep(0.2)
+        assert at.looks == ["looked"]
+    assert len(api.requests) == 1
+    assert "looked-at-nodes" in capfd.readouterr().err
+
+
+async def test_a_silent_server_is_given_up_and_tried_again(
+    api: FakeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kube_api, "PATIENCE", 0.3)
+    api.answers = [0]
+    async with bench(api) as at:
+        at.lead(7)
+        await at.until("ok")
+    assert at.counters.mirror == {"timeout": 1, "ok": 1}
+
+
+async def test_a_server_that_is_down_is_tried_again(api: FakeApi) -> None:
+    async with bench(api, port=1) as at:
+        at.lead(7)
+        await at.until("unreachable", 3)
+        assert at.mirror.pending
+
+
+async def test_a_server_of_another_ca_is_not_spoken_to(api: FakeApi) -> None:
+    certificate(api.account)  # what the pod trusts is now another CA than the server's
+    async with bench(api) as at:
+        at.lead(7)
+        await at.until("unreachable", 2)
+    assert not api.requests
+
+
+async def test_telling_the_mirror_never_waits_for_the_api(api: FakeApi) -> None:
+    """Known bug 36: with a silent server, a thousand changes of leadership pass in one turn of the
+    loop, and only the newest is written afterwards.
+    """
+    api.answers = [0]
+    async with bench(api) as at:
+        at.lead(1)
+        async with asyncio.timeout(PATIENCE):
+            while not api.requests:
+                await asyncio.sleep(0.01)
+        for token in range(2, 1000):
+            at.mirror.tenure(None)
+            at.lead(token)
+        assert len(api.requests) == 1
+
+
+async def test_changes_are_coalesced_to_the_newest(api: FakeApi) -> None:
+    api.answers = [503]
+    async with bench(api) as at:
+        at.lead(7)
+        await at.until("server-error")
+        at.mirror.tenure(None)
+        at.lead(9)
+        await at.until("ok")
+    assert [r["body"]["status"]["token"] for r in api.requests] == [7, 9]
+
+
+async def test_a_tenure_that_is_over_is_no_longer_tried(api: FakeApi) -> None:
+    api.answers = [503] * 50
+    async with bench(api) as at:
+        at.lead(7)
+        await at.until("server-error")
+        at.mirror.tenure(None)
+        await asyncio.sleep(0.1)
+        tried = len(api.requests)
+        await asyncio.sleep(0.3)
+        assert len(api.requests) == tried
+        assert not at.mirror.pending
+
+
+async def test_a_rotated_token_is_used_at_once(api: FakeApi) -> None:
+    async with bench(api) as at:
+        at.lead(7)
+        await at.until("ok")
+        (api.account / "token").write_text("token-2\n")
+        at.lead(8)
+        await at.until("ok", 2)
+    assert [r["authorization"] for r in api.requests] == ["Bearer token-1", "Bearer token-2"]
+
+
+async def test_a_farewell_leaves_the_token_and_takes_the_holder_away(api: FakeApi) -> None:
+    async with bench(api) as at:
+        at.lead(7)
+        await at.until("ok")
+        at.mirror.tenure(None)
+        await at.mirror.farewell()
+    assert api.status["holder"] == ""
+    assert api.status["token"] == 7
+
+
+async def test_a_farewell_does_not_wait_for_a_silent_server(
+    api: FakeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mirror, "LAST_WORD", 0.2)
+    async with bench(api) as at:
+        at.lead(7)
+        await at.until("ok")
+        api.answers = [0]
+        began = asyncio.get_running_loop().time()
+        await at.mirror.farewell()
+        assert asyncio.get_running_loop().time() - began < kube_api.PATIENCE / 2
+
+
+async def test_who_never_led_says_no_farewell(api: FakeApi) -> None:
+    async with bench(api) as at:
+        await at.mirror.farewell()
+    assert not api.requests
