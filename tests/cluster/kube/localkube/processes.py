@@ -20,6 +20,10 @@ CLIENT_MARK = "LEASEKEEPER_CLUSTER_CLIENT"
 """Set by the wrappers for kubectl and helm: a forgotten `kubectl get -w` would keep the cluster's
 network namespace alive, and has to be found when the cluster goes down."""
 
+EXEC_TRIES = 20
+"""An exec takes microseconds; 0.2 s is for a machine with a long queue for its processors. Programs
+may also have emptied their own command line, and must not hold us up for long."""
+
 
 def all_pids() -> Iterator[int]:
     for entry in os.scandir("/proc"):
@@ -28,10 +32,18 @@ def all_pids() -> Iterator[int]:
 
 
 def _read(pid: int, name: str) -> list[str]:
-    try:
-        return Path(f"/proc/{pid}/{name}").read_bytes().decode(errors="replace").split("\0")
-    except OSError:
-        return []
+    """The words of `cmdline` or `environ`. In the middle of an exec both are empty, and on a busy
+    machine that is met: then again, unless it is a kernel thread or a zombie, which have none."""
+    for _ in range(EXEC_TRIES):
+        try:
+            words = Path(f"/proc/{pid}/{name}").read_bytes().decode(errors="replace").split("\0")
+            if words != [""]:
+                return words
+            os.readlink(f"/proc/{pid}/exe")
+        except OSError:
+            return []
+        time.sleep(0.01)
+    return []
 
 
 def namespace(pid: int, kind: str) -> str | None:
