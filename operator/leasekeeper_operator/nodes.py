@@ -66,8 +66,7 @@ class Link:
             retry=Retry(NoBackoff(), 0),
             max_connections=1,
             # The operator's user may not call CLIENT SETINFO.
-            lib_name=None,
-            lib_version=None,
+            driver_info=None,
         )
 
     async def call(self, *command: str) -> Any:
