@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from leasekeeper.redlock.transport import Answer, Failure, Link
 
@@ -219,9 +219,10 @@ def standing(votes: Votes, nodes: int) -> Standing | None:
 
 
 class Round(Generic[T]):
-    """One request to every node at once. Decided as soon as `judge` can decide, not when all said.
+    """One request to the nodes. Decided as soon as `judge` can decide, not when all have answered.
 
-    Replies after the decision go to `late`, if there is one.
+    Nodes that are not asked yet count as outstanding. Replies after the decision go to `late`, if
+    there is one.
     """
 
     def __init__(
@@ -234,11 +235,37 @@ class Round(Generic[T]):
     ) -> None:
         self.votes = Votes(quorum=quorum, outstanding=len(links))
         self.verdict: T | None = None
+        self.asked: list[str] = []
+        self._links = links
+        self._command = command
         self._judge = judge
         self._late = late
-        self._decided: asyncio.Future[T | None] = asyncio.get_running_loop().create_future()
-        for node, link in links.items():
-            link.call(command, lambda answer, node=node: self._on_answer(node, answer))
+        self._loop = asyncio.get_running_loop()
+        self._decided: asyncio.Future[T | None] = self._loop.create_future()
+        self._awaited: tuple[str, asyncio.Future[None]] | None = None
+
+    def ask(self, *nodes: str) -> None:
+        for node in nodes:
+            self.asked.append(node)
+            self._links[node].call(
+                self._command, lambda answer, node=node: self._on_answer(node, answer)
+            )
+
+    def ask_the_rest(self) -> None:
+        self.ask(*(node for node in self._links if node not in self.asked))
+
+    async def hear(self, node: str, patience: float) -> Reply | None:
+        """What this node says; none: nothing within `patience` seconds, or no answer."""
+        if node not in self.votes.replies and node not in self.votes.failures:
+            heard = self._loop.create_future()
+            self._awaited = (node, heard)
+            expiry = self._loop.call_later(patience, _resolve, heard)
+            try:
+                await heard
+            finally:
+                expiry.cancel()
+                self._awaited = None
+        return self.votes.replies.get(node)
 
     def _on_answer(self, node: str, answer: Answer) -> None:
         reply = parse(answer)
@@ -247,18 +274,21 @@ class Round(Generic[T]):
                 self._late(node, reply)
             return
         self.votes.add(node, reply)
+        if self._awaited is not None and self._awaited[0] == node:
+            _resolve(self._awaited[1])
         self.verdict = self._judge(self.votes)
         if self.verdict is not None or self.votes.outstanding == 0:
             self._decided.set_result(self.verdict)
 
     async def decision(self, budget: float) -> T | None:
         """None: the time was up, or everybody has said something that decides nothing."""
-        expiry = asyncio.get_running_loop().call_later(max(budget, 0), self._give_up)
+        expiry = self._loop.call_later(max(budget, 0), _resolve, self._decided)
         try:
             return await self._decided
         finally:
             expiry.cancel()
 
-    def _give_up(self) -> None:
-        if not self._decided.done():
-            self._decided.set_result(None)
+
+def _resolve(future: asyncio.Future[Any]) -> None:
+    if not future.done():
+        future.set_result(None)

@@ -14,6 +14,7 @@ import asyncio
 import random
 import ssl
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from leasekeeper.clock import Clock, Deadline, Instant
 from leasekeeper.lease import (
@@ -34,9 +35,11 @@ from leasekeeper.lease import (
     Unknown,
 )
 from leasekeeper.redlock import quorum as q
+from leasekeeper.redlock.gate import SHORTEST_PATIENCE, gate_order, pass_the_gate
 from leasekeeper.redlock.membership import Membership
 from leasekeeper.redlock.transport import Link, OnPush, TcpLink
 
+_Verdict = q.Won | q.Elevate | q.Failed
 MakeLinks = Callable[[OnPush], Mapping[str, Link]]
 
 FIRST_BACKOFF = 0.005  # after a split vote: about five round trips within a data centre
@@ -79,6 +82,10 @@ class RedlockStore:
         self._ttl = str(round(timings.ttl * q.MICROSECONDS))
         self._attempt = 0
         self._splits = 0
+        self._gate = gate_order(lock, (node.id for node in membership.nodes))
+        self._in_a_crowd = False  # others may wait for the lock as we do
+        self._lost_at_gate = False
+        self._round_trip = 0.0  # how long the last good round took
         self._current: str | None = None  # the id of the lease that is held, for repairs only
         self._free_at: int | None = None  # the highest token with which the lock was given back
         self._freed = asyncio.Event()
@@ -115,32 +122,46 @@ class RedlockStore:
     async def acquire(self) -> Acquired:
         self._attempt += 1
         attempt = f"{self._candidate.id}/{self._attempt}"
+        woken = self._freed.is_set()
         self._freed.clear()
         guess = 0 if self._free_at is None else self._free_at + 1
         self._free_at = None
         began = self._clock.now()
+        round_: q.Round[_Verdict] = self._round(
+            ("lk1_grant", attempt, self._ttl, str(guess)), lambda v: q.judge_grant(v, guess)
+        )
         granted = False
         try:
-            outcome = await self._attempt_to_win(attempt, guess, began)
+            outcome = await self._attempt_to_win(attempt, round_, began, woken)
             granted = isinstance(outcome, Grant)
             return outcome
         finally:
             # Also when the caller was cancelled: a write to a connection needs no waiting.
             if not granted:
-                self._give_back(attempt)
+                self._in_a_crowd = True
+                for node in round_.asked:
+                    self._links[node].call(self._command(("lk1_release", attempt, "0")), _ignore)
 
-    async def _attempt_to_win(self, attempt: str, guess: int, began: Instant) -> Acquired:
+    async def _attempt_to_win(
+        self, attempt: str, round_: q.Round[_Verdict], began: Instant, woken: bool
+    ) -> Acquired:
         budget = Deadline(began, self._timings.renew_deadline)
-        round_ = self._round(
-            ("lk1_grant", attempt, self._ttl, str(guess)), lambda v: q.judge_grant(v, guess)
-        )
+        # Whoever lost at the gate looks at all nodes the next time, if no wake-up comes: the gate
+        # may be wrong about the holder, the quorum is not.
+        if self._in_a_crowd and (woken or not self._lost_at_gate):
+            patience = max(SHORTEST_PATIENCE, 3 * self._round_trip)
+            if not await pass_the_gate(round_, self._gate, patience):
+                return self._lost_the_gate(round_.votes)
+        self._lost_at_gate = False
+        round_.ask_the_rest()
         verdict = await round_.decision(budget.left(self._clock.now()))
         votes = round_.votes
         if isinstance(verdict, q.Elevate):
             token = verdict.token
-            second = self._round(
+            second: q.Round[_Verdict] = self._round(
                 ("lk1_commit", attempt, str(token), self._ttl), lambda v: q.judge_commit(v, token)
             )
+            second.ask_the_rest()
             verdict = await second.decision(budget.left(self._clock.now()))
             votes = second.votes
         if not isinstance(verdict, q.Won) or verdict.token >= LARGEST_TOKEN:
@@ -149,8 +170,16 @@ class RedlockStore:
         if grant.deadline.passed(self._clock.now()):
             return Unavailable({"candidate": "the votes came too late: the deadline had passed"})
         self._splits = 0
+        self._in_a_crowd = False
         self._current = attempt
         return grant
+
+    def _lost_the_gate(self, votes: q.Votes) -> Acquired:
+        self._lost_at_gate = True
+        outcome = self._not_won(votes)
+        if isinstance(outcome, Held):
+            return replace(outcome, free_in=min(outcome.free_in, self._timings.retry_period))
+        return outcome
 
     def _not_won(self, votes: q.Votes) -> Acquired:
         held = q.standing(votes, len(self._links))
@@ -163,10 +192,6 @@ class RedlockStore:
             longest = min(FIRST_BACKOFF * 2**self._splits, self._timings.retry_period)
             return Unavailable(votes.causes(), retry_in=random.uniform(0, longest))
         return Unavailable(votes.causes())
-
-    def _give_back(self, attempt: str) -> None:
-        for link in self._links.values():
-            link.call(self._command(("lk1_release", attempt, "0")), _ignore)
 
     # -- renew -----------------------------------------------------------------------------------
 
@@ -185,6 +210,7 @@ class RedlockStore:
         round_ = self._round(
             ("lk1_renew", *arguments), lambda v: q.judge_renewal(v, len(self._links)), late=repair
         )
+        round_.ask_the_rest()
         left = grant.deadline.left(began)
         verdict = await round_.decision(min(left, self._timings.retry_period))
         if isinstance(verdict, q.Deposed):
@@ -195,6 +221,7 @@ class RedlockStore:
             return Lost("the deadline passed while the votes came in")
         for node, reply in round_.votes.counting():
             repair(node, reply)
+        self._round_trip = self._clock.now().elapsed_since(began)
         return self._grant(grant.id, grant.token, began, _latest_request(verdict.requests))
 
     # -- release, observe ------------------------------------------------------------------------
@@ -202,6 +229,7 @@ class RedlockStore:
     async def release(self, grant: Grant) -> ReleaseOutcome:
         self._current = None
         round_ = self._round(("lk1_release", grant.id, "1"), q.judge_release)
+        round_.ask_the_rest()
         self._free_at = max(self._free_at or 0, grant.token)
         verdict = await round_.decision(self._timings.retry_period)
         if verdict is None:
@@ -218,6 +246,7 @@ class RedlockStore:
 
     async def observe(self) -> Observation:
         round_ = self._round(("lk1_observe",), lambda v: None if v.outstanding else True)
+        round_.ask_the_rest()
         await round_.decision(self._timings.retry_period)
         looks = round_.votes.with_status("LOCK")
         owners = [r for r in looks if r.fields[0]]
