@@ -207,6 +207,7 @@ LeaseNeverEarly == Over => now >= lease.granted + TTL
 
 \* In quiet times ...
 LeaseNeverLate == Granted /\ ~Over => now < lease.granted + TTL + Extra + W + Delay
+WithoutTheWay  == Granted /\ ~Over => now <= lease.granted + TTL + Extra + W  \* too strict
 NothingLost    == conn[1].at = "idle" => tick = conn[1].sent
 
 \* With L = C, max(S, A - L) may as well be S: no tick counts more than C anyway.
