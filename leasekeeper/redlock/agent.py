@@ -161,7 +161,8 @@ class Agent:
             case steps.TakeBirth(record):
                 self._take_birth(server, record)
             case steps.Rest(until):
-                self._closed("quarantine", f"{until - _now():.1f} s left", left=until - _now())
+                left = until - _now()
+                self._closed("quarantine", f"{left:.1f} s left", quarantineLeftSeconds=left)
             case steps.Rested():
                 server.meant("lk1_rest", life.name)
                 log("rested", node=node)
@@ -249,6 +250,7 @@ class Agent:
             stage="open",
             open=True,
             why=why,
+            quarantineLeftSeconds=0.0,
             life=view.life,
             incarnation=view.incarnation,
             epoch=view.epoch,

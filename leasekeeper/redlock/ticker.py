@@ -50,10 +50,12 @@ class TickRule:
         self._sent: Nanoseconds | None = None
 
     def send(self, now: Nanoseconds) -> int:
-        """To be called right before the tick is sent: by how many microseconds, rounded down."""
+        """To be called right before the tick is sent: by how many microseconds, rounded down.
+        It is the node's function that never adds more than the cap, in one place for all agents.
+        """
         assert self._sent is None, "a tick is in flight"
         self._sent = now
-        return min(now - self._ref, self._cap) // 1000
+        return (now - self._ref) // 1000
 
     def answered(self, now: Nanoseconds) -> None:
         """To be called right after its answer came. There is no call for "it did not come":
