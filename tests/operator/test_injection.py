@@ -119,7 +119,7 @@ def test_a_container_that_another_webhook_added_gets_the_file_at_the_second_call
 @pytest.mark.parametrize("field", ["containers", "initContainers"])
 def test_a_foreign_container_of_that_name_is_refused(field: str) -> None:
     with pytest.raises(Denied, match=r"already has a container named 'leasekeeper': rename"):
-        inject(pod(**{field: [{"name": "leasekeeper"}]}), SETTINGS)
+        inject(pod("orders", **{field: [{"name": "leasekeeper"}]}), SETTINGS)
 
 
 def test_a_foreign_volume_of_that_name_is_refused() -> None:

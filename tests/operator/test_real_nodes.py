@@ -1,0 +1,314 @@
+"""The operator with real servers, real agents and a real API server: birth, users, loss.
+
+The agents stand where the kubelet would have started them; the operator is told their ports.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+import redis
+from ensemble import Ensemble as RealNodes
+from leasekeeper_operator.api import Api
+from leasekeeper_operator.apply import Applier
+from leasekeeper_operator.ensemble import EnsembleReconciler
+from leasekeeper_operator.lock import LockReconciler
+from leasekeeper_operator.model import ensemble_key, lock_key
+from leasekeeper_operator.nodes import Nodes, Passwords
+from leasekeeper_operator.queue import Queue
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from leasekeeper.redlock.membership import Node
+from tests.operator.conftest import Cluster
+from tests.operator.samples import SETTINGS
+
+Object = dict[str, Any]
+
+
+class World:
+    def __init__(self, cluster: Cluster, api: Api, nodes: RealNodes) -> None:
+        self.cluster = cluster
+        self.api = api
+        self.nodes = nodes
+        self.namespace = cluster.namespace()
+        self.key = ensemble_key(self.namespace, "main")
+        self.start_operator()
+
+    def start_operator(self) -> None:
+        """A new one, which remembers nothing."""
+        queue = Queue()
+        self.ensembles = EnsembleReconciler(
+            self.api, Applier(self.api), SETTINGS, queue, resolve=self.resolve
+        )
+        self.locks = LockReconciler(
+            self.api, Applier(self.api), SETTINGS, self.ensembles.locks_changed
+        )
+
+    def resolve(self, node: Node) -> tuple[str, int]:
+        return "127.0.0.1", self.nodes.nodes[int(node.id)].server.port
+
+    def keep_passwords(self) -> None:
+        """The servers already run, so their passwords must be there before the operator looks: it
+        makes none where there are some."""
+        known = self.nodes.passwords
+        literals = (f"--from-literal={u}={known.of(u)}" for u in ("agent", "peer", "operator"))
+        create = ("-n", self.namespace, "create", "secret", "generic", "main-credentials")
+        self.cluster.run(*create, *literals)
+
+    async def until(self, true: Callable[[], Any], what: str, patience: float = 30.0) -> None:
+        """Looks at the nodes as often as the operator would while somebody waits."""
+        end = asyncio.get_running_loop().time() + patience
+        while not true():
+            if asyncio.get_running_loop().time() > end:
+                raise TimeoutError(f"{what}\n{self.status()}\n{self.nodes.logs()}")
+            await self.ensembles.reconcile(self.key)
+            await asyncio.sleep(0.1)
+
+    async def until_open(self, number: int) -> None:
+        def opened() -> bool:
+            return bool(self.status().get("openNodes") == number)
+
+        await self.until(opened, f"{number} nodes to be open")
+
+    def status(self) -> Object:
+        found = self.cluster.get(self.namespace, "lens", "main") or {}
+        return dict(found.get("status", {}))
+
+    async def publish(self, name: str) -> str:
+        """A lock; its password."""
+        self.cluster.lock(self.namespace, name, ensembleRef={"name": "main"}, **SHORT)
+        await self.locks.reconcile(lock_key(self.namespace, name))
+        await self.ensembles.reconcile(self.key)
+        secret = self.cluster.get(self.namespace, "secret", f"leasekeeper-{name}")
+        assert secret is not None
+        lock = json.loads(base64.b64decode(secret["data"]["lock.json"]))
+        return str(lock["redlock"]["password"])
+
+    def may_enter(self, node: int, name: str, password: str) -> bool:
+        """Whether a candidate of that lock can log in there."""
+        client = redis.Redis(
+            unix_socket_path=str(self.nodes.nodes[node].server.socket),
+            username=f"lock:{self.namespace}/{name}",
+            password=password,
+            retry=Retry(NoBackoff(), 0),  # a wrong password stays one
+        )
+        try:
+            with client:
+                return bool(client.ping())
+        except redis.AuthenticationError:
+            return False
+
+
+SHORT = {"leaseDurationSeconds": 3, "renewDeadlineSeconds": 2, "retryPeriodSeconds": 1}
+
+
+@pytest.fixture
+async def world(cluster: Cluster, api: Api) -> AsyncIterator[World]:
+    with RealNodes(3, registry=False, max_ttl=3.0, quarantine=3.1) as nodes:
+        world = World(cluster, api, nodes)
+        world.keep_passwords()
+        restart = {"delaySeconds": 4}
+        cluster.ensemble(world.namespace, nodes=3, longestLeaseSeconds=3, restartPolicy=restart)
+        yield world
+        await world.ensembles.close()
+
+
+async def test_nodes_are_born_by_the_record_and_open(world: World) -> None:
+    await world.until_open(3)
+    record = world.status()["registry"]
+    assert record["generation"] == 1
+    assert record["floor"] > 1_700_000_000_000  # unix milliseconds
+    assert {*record["lives"]} == {"0", "1", "2"}
+    conditions = {c["type"]: c["status"] for c in world.status()["conditions"]}
+    assert conditions == {"Ready": "True", "QuorumAvailable": "True", "Born": "True"}
+    assert [node["state"] for node in world.status()["nodes"]] == ["Open"] * 3
+
+
+async def test_an_operator_that_died_after_the_record_bears_the_same_lives(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Died(Exception):
+        pass
+
+    async def dies(*_: Any) -> None:
+        raise Died
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Nodes, "birth", dies)
+        with pytest.raises(Died):
+            await world.until(lambda: False, "the operator to die")
+    record = world.status()["registry"]
+    assert not any(node.open for node in world.nodes.nodes)
+    world.start_operator()
+    await world.until_open(3)
+    assert world.status()["registry"] == record
+
+
+async def test_of_two_operators_one_records_the_birth(world: World) -> None:
+    other = World.__new__(World)
+    other.__dict__.update(world.__dict__)
+    other.start_operator()
+    operators = (world.ensembles, other.ensembles)
+    outcomes: list[Any] = []
+    while not world.status().get("registry"):
+        both = (operator.reconcile(world.key) for operator in operators)
+        outcomes += await asyncio.gather(*both, return_exceptions=True)
+        await asyncio.sleep(0.1)
+    record = world.status()["registry"]
+    await world.until_open(3)
+    assert world.status()["registry"] == record
+    await other.ensembles.close()
+
+
+async def test_a_node_that_lost_its_memory_is_not_born_again(world: World) -> None:
+    await world.until_open(3)
+    before = world.status()["registry"]
+    world.nodes.nodes[1].server.restart()
+    await world.until_open(2)
+    (node,) = [n for n in world.status()["nodes"] if n["id"] == "1"]
+    assert node["state"] in ("Closed", "Unreachable")
+    ready = {c["type"]: c for c in world.status()["conditions"]}["Ready"]
+    assert (ready["status"], ready["reason"]) == ("False", "NodesMissing")
+    await world.until_open(3)  # by asking the others
+    assert world.status()["registry"] == before
+    incarnations = {n["id"]: n["incarnation"] for n in world.status()["nodes"]}
+    assert incarnations["1"] > incarnations["0"]
+
+
+async def test_a_total_loss_is_a_new_birth_with_a_higher_floor(world: World) -> None:
+    await world.until_open(3)
+    before = world.status()["registry"]
+    for node in world.nodes.nodes[:2]:
+        node.server.restart()
+    await world.until(
+        lambda: world.status()["registry"]["generation"] == 2, "a new generation", patience=60
+    )
+    after = world.status()["registry"]
+    assert after["floor"] >= before["floor"] + 2**20
+    assert after["incarnationFloor"] > before["incarnationFloor"]
+    await world.until_open(3)
+    born = {c["type"]: c for c in world.status()["conditions"]}["Born"]
+    assert (born["reason"], born["status"]) == ("Reborn", "True")
+
+
+async def test_nothing_is_written_at_rest(world: World) -> None:
+    await world.until_open(3)
+    await world.publish("orders")
+    await world.locks.reconcile(lock_key(world.namespace, "orders"))
+
+    def versions() -> str:
+        out = (
+            "jsonpath={range .items[*]}{.kind}/{.metadata.name} {.metadata.resourceVersion}\n{end}"
+        )
+        kinds = "lens,dlock,secret,statefulset,service,configmap,role,rolebinding,pdb"
+        return world.cluster.run("-n", world.namespace, "get", kinds, "-o", out)
+
+    before = versions()
+    for _ in range(5):
+        assert await world.ensembles.reconcile(world.key) == 5.0
+        await world.locks.reconcile(lock_key(world.namespace, "orders"))
+    assert versions() == before
+
+
+async def test_a_new_lock_is_known_to_the_nodes_at_once(world: World) -> None:
+    await world.until_open(3)
+    password = await world.publish("orders")
+    assert all(world.may_enter(i, "orders", password) for i in range(3))
+    users = world.cluster.get(world.namespace, "secret", "main-users")
+    assert users is not None
+    text = base64.b64decode(users["data"]["users"]).decode()
+    assert text.startswith(f"{world.namespace}/orders ")
+
+
+async def test_a_node_that_opens_later_is_told_then(world: World) -> None:
+    await world.until_open(3)
+    world.nodes.nodes[2].server.restart()
+    await world.until_open(2)
+    password = await world.publish("orders")
+    assert [world.may_enter(i, "orders", password) for i in range(3)] == [True, True, False]
+    await world.until_open(3)
+    await world.until(lambda: world.may_enter(2, "orders", password), "node 2 to know the lock")
+
+
+async def test_a_deleted_lock_is_cut_off_and_the_others_stay(world: World) -> None:
+    await world.until_open(3)
+    gone, stays = await world.publish("gone"), await world.publish("stays")
+    world.cluster.run("-n", world.namespace, "delete", "dlock", "gone")
+    await world.locks.reconcile(lock_key(world.namespace, "gone"))
+    await world.ensembles.reconcile(world.key)
+    assert not any(world.may_enter(i, "gone", gone) for i in range(3))
+    assert all(world.may_enter(i, "stays", stays) for i in range(3))
+
+
+async def test_a_lock_deleted_while_the_operator_was_down_is_cut_off_later(world: World) -> None:
+    await world.until_open(3)
+    gone = await world.publish("gone")
+    for kind, name in (("dlock", "gone"), ("secret", "leasekeeper-gone")):
+        world.cluster.run("-n", world.namespace, "delete", kind, name)
+    world.start_operator()
+    await world.ensembles.reconcile(world.key)
+    assert not any(world.may_enter(i, "gone", gone) for i in range(3))
+
+
+async def test_a_lost_secret_does_not_cut_off_a_running_election(world: World) -> None:
+    await world.until_open(3)
+    password = await world.publish("orders")
+    world.cluster.run("-n", world.namespace, "delete", "secret", "leasekeeper-orders")
+    world.start_operator()
+    await world.ensembles.reconcile(world.key)
+    assert all(world.may_enter(i, "orders", password) for i in range(3))
+
+
+async def test_a_forged_secret_gets_nothing_and_spoils_nothing(world: World) -> None:
+    await world.until_open(3)
+    password = await world.publish("orders")
+    genuine = world.cluster.get(world.namespace, "secret", "leasekeeper-orders")
+    assert genuine is not None
+    other = world.cluster.namespace()  # the ensemble does not allow it
+    for namespace, lock in ((other, "orders"), (world.namespace, "Not_a.Name")):
+        labels = {**genuine["metadata"]["labels"], "leasekeeper.dev/lock": lock}
+        metadata = {"name": "leasekeeper-forged", "namespace": namespace, "labels": labels}
+        forged = {**genuine, "metadata": metadata}
+        world.cluster.apply(forged)
+    world.start_operator()
+    await world.ensembles.reconcile(world.key)
+    users = world.cluster.get(world.namespace, "secret", "main-users")
+    assert users is not None
+    lines = base64.b64decode(users["data"]["users"]).decode().splitlines()
+    assert [line.split()[0] for line in lines] == [f"{world.namespace}/orders"]
+    assert all(world.may_enter(i, "orders", password) for i in range(3))
+
+
+async def test_a_hung_node_does_not_hold_up_the_others(world: World) -> None:
+    await world.until_open(3)
+    world.nodes.nodes[0].hang()
+    try:
+        started = asyncio.get_running_loop().time()
+        await world.ensembles.reconcile(world.key)
+        assert asyncio.get_running_loop().time() - started < 5
+        states = {n["id"]: n for n in world.status()["nodes"]}
+        assert states["0"]["state"] == "Unreachable"
+        assert states["0"]["message"] == "no answer within 1.5 s"
+        password = await world.publish("orders")
+        assert world.may_enter(1, "orders", password)
+    finally:
+        world.nodes.nodes[0].go_on()
+
+
+async def test_the_highest_token_of_a_node_is_found_over_many_pages(world: World) -> None:
+    await world.until_open(3)
+    with world.nodes.nodes[0].server.client() as client:
+        for i in range(1200):
+            client.hset(f"lk:lock:shop/{i}", "fence", str(i))
+        client.hset("lk:lock:shop/nonsense", "fence", str(2**52))
+    known = world.nodes.passwords
+    passwords = Passwords(known.agent, known.peer, known.operator)
+    nodes = Nodes(world.nodes.membership, passwords)
+    assert await nodes.highest("0") == 1199
+    await nodes.close()
