@@ -40,6 +40,7 @@ example:
 
 _EPILOG = """\
 examples:
+  leasekeeper demo --seconds 20
   leasekeeper node-agent --help
   leasekeeper --version
 """
@@ -93,7 +94,36 @@ def _parser() -> argparse.ArgumentParser:
             default=given,
             required=required and given is None,
         )
+    _add_demo(commands)
     return parser
+
+
+def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    demo = commands.add_parser(
+        "demo",
+        help="five nodes and five candidates on this machine, for real; watch it hold",
+        description="Starts five real Valkey servers with their agents and five sidecars, breaks"
+        " one thing after another, and counts overlaps and tokens that went down. The last line is"
+        " a JSON object; the exit code is 1 if either count is not 0.",
+        allow_abbrev=False,
+    )
+    demo.add_argument("--seconds", type=float, default=30.0, help="how long it runs (30)")
+    demo.add_argument("--lease", type=float, default=3.0, help="lease in seconds (3)")
+    demo.add_argument("--candidates", type=int, default=5, help="how many take part (5)")
+    demo.add_argument(
+        "--chaos",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="break something whenever the election has settled (default: yes)",
+    )
+    demo.add_argument("--seed", type=int, default=1, help="of what is broken, and when")
+    demo.add_argument("--json", action="store_true", help="one JSON object an event")
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from leasekeeper.demo import run  # not at the top: every agent would carry it in its memory
+
+    return run.main(options)
 
 
 def _read(path: str, option: str) -> str:
@@ -161,7 +191,7 @@ def _node_agent(options: argparse.Namespace) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
-        return _node_agent(options)
+        return {"node-agent": _node_agent, "demo": _demo}[options.command](options)
     except ConfigurationError as wrong:
         code, message = EXIT_CONFIGURATION, str(wrong)
     except BadCredentials as wrong:

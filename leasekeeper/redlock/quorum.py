@@ -14,7 +14,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Generic, TypeVar
 
 from leasekeeper.redlock.transport import Answer, Failure, Link
@@ -247,9 +247,7 @@ class Round(Generic[T]):
     def ask(self, *nodes: str) -> None:
         for node in nodes:
             self.asked.append(node)
-            self._links[node].call(
-                self._command, lambda answer, node=node: self._on_answer(node, answer)
-            )
+            self._links[node].call(self._command, partial(self._on_answer, node))
 
     def ask_the_rest(self) -> None:
         self.ask(*(node for node in self._links if node not in self.asked))

@@ -17,6 +17,7 @@ import ssl
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import hiredis
@@ -73,7 +74,7 @@ class _Wire(asyncio.Protocol):
             on_answer(Failure("connection lost"))
             return
         self._waiting.append((self._loop.time(), on_answer))
-        self._transport.write(hiredis.pack_command(command))
+        self._transport.write(hiredis.pack_command(command))  # type: ignore[arg-type]  # wrong stub
         if self._overdue_check is None:
             self._overdue_check = self._loop.call_later(self._patience, self._check_overdue)
 
@@ -124,6 +125,11 @@ class _Wire(asyncio.Protocol):
             self.drop(f"no answer for {self._patience:g} s")
         else:
             self._overdue_check = self._loop.call_later(left, self._check_overdue)
+
+
+def _resolve(future: asyncio.Future[Answer], answer: Answer) -> None:
+    if not future.done():
+        future.set_result(answer)
 
 
 def _as_answer(message: Any) -> Answer:
@@ -209,7 +215,7 @@ class TcpLink:
             try:
                 for command in (self._hello, self._subscribe):
                     answer: asyncio.Future[Answer] = loop.create_future()
-                    wire.send(command, lambda got, to=answer: to.done() or to.set_result(got))
+                    wire.send(command, partial(_resolve, answer))
                     got = await answer
                     if isinstance(got, Failure):
                         raise ConnectionError(_explain_greeting(got.why))
