@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +20,9 @@ from localkube.shell import capture, environment, run_logged
 CA_BUNDLE = "/etc/ssl/certs/ca-certificates.crt"
 
 PIP_SETTINGS = ("index-url", "extra-index-url", "trusted-host", "proxy", "timeout", "retries")
+
+KEEP_LAYERS_SECONDS = 3600.0
+"""Long enough that checkouts that build in turns keep each other's layers."""
 
 
 @contextmanager
@@ -53,7 +58,7 @@ def build(
 
     `base` is the name and the archive of the image that FROM asks for.
     """
-    log = cache.root() / "log" / f"image-{archive.parent.parent.name}.log"
+    log = cache.root() / "log" / f"{archive.parent.parent.name}.log"
     chosen = ["--target", target] if target else []
     with _store_lock(), tempfile.TemporaryDirectory() as scratch:
         capture(_buildah("rm", "--all"))
@@ -63,15 +68,8 @@ def build(
         pip_conf.write_text(_pip_configuration())
         run_logged(
             _buildah(
-                *(
-                    "build",
-                    "--pull-never",
-                    "--network",
-                    "host",
-                    "--layers",
-                    "--isolation",
-                    "chroot",
-                ),
+                *("build", "--layers", "--pull-never", "--isolation", "chroot"),
+                *("--network", "host"),
                 *("--volume", f"{CA_BUNDLE}:{CA_BUNDLE}:ro"),
                 *("--volume", f"{pip_conf}:/etc/pip.conf:ro"),
                 *(*chosen, "--tag", tag, "--file", str(dockerfile), str(context)),
@@ -93,6 +91,17 @@ def _bring(name: str, archive: Path) -> None:
         capture(_buildah("pull", "--quiet", f"docker-archive:{archive}"))
         capture(_buildah("tag", name, keyed))
     capture(_buildah("tag", keyed, name))
+
+
+def prune() -> None:
+    """Removes the layers of earlier builds: each change of the sources leaves some 200 MB behind.
+    To be called when all images have just been built: then the layers worth keeping have a young
+    one on top of them, and buildah lists as dangling only those that have none."""
+    with _store_lock():
+        listed = json.loads(capture(_buildah("images", "--json", "--filter", "dangling=true")))
+        limit = time.time() - KEEP_LAYERS_SECONDS
+        if old := [image["id"] for image in listed if image["created"] < limit]:
+            capture(_buildah("rmi", *old))
 
 
 def _pip_configuration() -> str:

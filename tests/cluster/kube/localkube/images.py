@@ -123,7 +123,10 @@ def project(base: Image, progress: Progress, repository: Path = REPOSITORY) -> l
     with tempfile.TemporaryDirectory() as folder:
         context = Path(folder)
         _snapshot(repository, context)
-        return [_project_image(target, base, context, progress) for target in PROJECT_TARGETS]
+        images = [_project_image(target, base, context, progress) for target in PROJECT_TARGETS]
+    if any(image.fresh for image in images):
+        buildah.prune()
+    return images
 
 
 def _project_image(target: str, base: Image, context: Path, progress: Progress) -> Image:

@@ -43,7 +43,7 @@ def isolate(cluster: Cluster) -> None:
         _run("mount", "-t", "tmpfs", "none", str(node.containers))
     # The pods' logs outlive the cluster, for whoever has to find out why it failed.
     pods = cluster.logs / "pods"
-    for folder in (pods, Path("/var/log/pods")):
+    for folder in (*(pods / node.name for node in cluster.nodes), Path("/var/log/pods")):
         folder.mkdir(parents=True, exist_ok=True)
     _run("mount", "--bind", str(pods), "/var/log/pods")
     for name, value in KUBELET_SYSCTLS.items():

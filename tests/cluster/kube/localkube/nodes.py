@@ -95,7 +95,8 @@ def _kubelet(cluster: Cluster, node: Node) -> dict[str, object]:
         "clusterDomain": "cluster.local",
         "resolvConf": f"{node.folder}/resolv.conf",
         "containerRuntimeEndpoint": f"unix://{node.containerd_socket}",
-        "podLogsDir": "/var/log/pods",
+        # One for each: a kubelet removes the logs of every pod that is not its own.
+        "podLogsDir": f"/var/log/pods/{node.name}",
         "volumePluginDir": f"{node.folder}/volume-plugins",
         "failSwapOn": False,
         "oomScoreAdj": 0,
