@@ -20,6 +20,7 @@ from leasekeeper_sidecar.claim import (
     leading_claim,
     standby_claim,
 )
+from leasekeeper_sidecar.diagnosis import as_text
 from leasekeeper_sidecar.host import Host
 from leasekeeper_sidecar.leader_file import LeaderFile
 from leasekeeper_sidecar.log import Log
@@ -169,8 +170,7 @@ class Leadership:
         self._counters.count_renewal(outcome)
         unsure = isinstance(outcome, Unknown)
         if isinstance(outcome, Unknown) and not self._unsure:
-            causes = "; ".join(f"{node}: {why}" for node, why in outcome.causes.items())
-            self._event("unsure", left=self.seconds_left(), causes=causes)
+            self._event("unsure", left=self.seconds_left(), causes=as_text(outcome.causes))
         elif self._unsure and isinstance(outcome, Grant):
             self._event("sure-again", token=outcome.token)
         self._unsure = unsure

@@ -17,6 +17,7 @@ from leasekeeper.redlock.store import RedlockStore
 from leasekeeper_sidecar import config as configuration
 from leasekeeper_sidecar import http, pages
 from leasekeeper_sidecar.config import Config
+from leasekeeper_sidecar.diagnosis import Explaining
 from leasekeeper_sidecar.host import Proc
 from leasekeeper_sidecar.kube_api import ApiServer
 from leasekeeper_sidecar.leader_file import LeaderFile
@@ -90,7 +91,7 @@ class Sidecar:
 
     def _store(self) -> LeaseStore:
         config = self.config
-        return RedlockStore(
+        store = RedlockStore(
             membership=config.membership,
             lock=config.lock,
             candidate=Candidate(config.pod_name, config.pod_uid, self.nonce),
@@ -98,6 +99,13 @@ class Sidecar:
             clock=self.clock,
             username=config.username,
             password=config.password,
+        )
+        return Explaining(
+            store,
+            lock=config.lock,
+            every=config.timings.lease_duration,
+            clock=self.clock,
+            log=self.log,
         )
 
     @contextlib.asynccontextmanager
@@ -137,11 +145,11 @@ class Sidecar:
 
     @contextlib.asynccontextmanager
     async def _serving(self, elector: Elector) -> AsyncIterator[None]:
-        config, servers = self.config, []
+        config, servers, budget = self.config, [], http.Budget()
         if config.local_port:
             routes = pages.local_pages(self.leadership, stream_name=self.nonce)
-            server = http.Server(routes, counters=self.counters)
-            await server.listen(["127.0.0.1"], config.local_port)
+            server = http.Server(routes, counters=self.counters, budget=budget)
+            server.listen("127.0.0.1", config.local_port)
             servers.append(server)
         if config.http_port:
             routes = pages.pod_pages(
@@ -150,8 +158,8 @@ class Sidecar:
                 patience=max(1.0, config.timings.retry_period),
                 page=Page(self.counters, lambda: self._reading(elector)),
             )
-            server = http.Server(routes, counters=self.counters)
-            await server.listen(None, config.http_port)
+            server = http.Server(routes, counters=self.counters, budget=budget)
+            server.listen("", config.http_port)
             servers.append(server)
         try:
             yield

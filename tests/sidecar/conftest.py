@@ -27,7 +27,7 @@ TIMINGS = {"leaseDurationSeconds": 4, "renewDeadlineSeconds": 3, "retryPeriodSec
 class Pod(Process):
     """One sidecar with its two volumes."""
 
-    def __init__(self, home: Path, name: str, config: Path, **environment: str) -> None:
+    def __init__(self, home: Path, name: str, config: Path) -> None:
         home.mkdir(exist_ok=True)
         super().__init__(home / "log")
         self.name = name
@@ -45,7 +45,6 @@ class Pod(Process):
             "LEASEKEEPER_HTTP_PORT": str(self.http_port),
             "LEASEKEEPER_LOCAL_PORT": str(self.local_port),
             "LEASEKEEPER_MIRROR": "none",
-            **environment,
         }
 
     @property
@@ -156,29 +155,33 @@ class Cast:
         self.ensemble = ensemble
         username, password = ensemble.add_lock(lock)
         self.config = home / "lock.json"
-        self.config.write_text(
-            json.dumps(
-                {
-                    "version": 1,
-                    "lock": lock,
-                    "store": "redlock",
-                    "timings": TIMINGS,
-                    "redlock": {
-                        "membership": ensemble.membership.to_json(),
-                        "username": username,
-                        "password": password,
-                    },
-                }
-            )
-        )
+        self._lock: dict[str, Any] = {
+            "version": 1,
+            "lock": lock,
+            "store": "redlock",
+            "timings": TIMINGS,
+            "redlock": {
+                "membership": ensemble.membership.to_json(),
+                "username": username,
+                "password": password,
+            },
+        }
+        self.set_timings()
         self.pods: list[Pod] = []
 
-    def add(self, count: int = 1, **environment: str) -> list[Pod]:
-        new = [
-            Pod(self.home / f"pod-{n}", f"pod-{n}", self.config, **environment).start()
-            for n in range(len(self.pods), len(self.pods) + count)
-        ]
+    def set_timings(self, **timings: float) -> None:
+        self._lock["timings"] = {**TIMINGS, **timings}
+        self.config.write_text(json.dumps(self._lock))
+
+    def make(self, count: int) -> list[Pod]:
+        """Not started yet."""
+        names = [f"pod-{n}" for n in range(len(self.pods), len(self.pods) + count)]
+        new = [Pod(self.home / name, name, self.config) for name in names]
         self.pods += new
+        return new
+
+    def add(self, count: int = 1) -> list[Pod]:
+        new = [pod.start() for pod in self.make(count)]
         wait_until(lambda: all(pod.path.exists() for pod in new), "their files")
         return new
 

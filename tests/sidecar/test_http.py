@@ -60,7 +60,9 @@ class Site:
             patience=2.0,
             page=Page(self.counters, self.reading),
         )
-        self.server = http.Server(routes, counters=self.counters, connections=8, streams=2)
+        self.server = http.Server(
+            routes, counters=self.counters, budget=http.Budget(), connections=8, streams=2
+        )
         self.port = 0
 
     def reading(self) -> Reading:
@@ -98,9 +100,7 @@ async def read_answer(reader: asyncio.StreamReader, *, head: bool = False) -> Sa
 @pytest.fixture
 async def site(tmp_path: Path) -> AsyncIterator[Site]:
     made = Site(tmp_path)
-    await made.server.listen(["127.0.0.1"], 0)
-    assert made.server._server is not None
-    made.port = made.server._server.sockets[0].getsockname()[1]
+    made.port = made.server.listen("127.0.0.1", 0)
     yield made
     await made.server.close()
 

@@ -1,0 +1,76 @@
+"""A store that says why nobody can be elected.
+
+The elector acts on outcomes and needs no reasons; a person who finds a pod without a leader does:
+which node did not answer, which one is in quarantine, which password is wrong.
+"""
+
+from __future__ import annotations
+
+from leasekeeper.clock import Clock, Instant
+from leasekeeper.lease import (
+    Acquired,
+    Causes,
+    Grant,
+    LeaseStore,
+    Observation,
+    ReleaseOutcome,
+    Renewed,
+    Unavailable,
+)
+from leasekeeper_sidecar.log import Log
+
+
+def as_text(causes: Causes) -> str:
+    return "; ".join(f"{node}: {why}" for node, why in sorted(causes.items()))
+
+
+class Explaining:
+    """Passes everything on to another store, and logs what keeps an attempt from being decided."""
+
+    def __init__(
+        self, store: LeaseStore, *, lock: str, every: float, clock: Clock, log: Log
+    ) -> None:
+        self._store = store
+        self._lock = lock
+        self._every = every
+        self._clock = clock
+        self._log = log
+        self._said = ""
+        self._said_at: Instant | None = None
+
+    async def acquire(self) -> Acquired:
+        outcome = await self._store.acquire()
+        if not isinstance(outcome, Unavailable):
+            if self._said:
+                self._log.event("quorum-again", lock=self._lock)
+            self._said = ""
+        elif outcome.retry_in is None:  # otherwise a split vote: it passes within milliseconds
+            self._explain(as_text(outcome.causes))
+        return outcome
+
+    def _explain(self, why: str) -> None:
+        """At a change, and from time to time; not at every attempt."""
+        now = self._clock.now()
+        recent = self._said_at is not None and now.elapsed_since(self._said_at) < self._every
+        if why == self._said or (self._said and recent):
+            return
+        self._said, self._said_at = why or "no reason given", now
+        self._log.event("no-quorum", lock=self._lock, causes=self._said)
+
+    async def ready(self) -> None:
+        await self._store.ready()
+
+    async def renew(self, grant: Grant) -> Renewed:
+        return await self._store.renew(grant)
+
+    async def release(self, grant: Grant) -> ReleaseOutcome:
+        return await self._store.release(grant)
+
+    async def freed(self) -> None:
+        await self._store.freed()
+
+    async def observe(self) -> Observation:
+        return await self._store.observe()
+
+    async def close(self) -> None:
+        await self._store.close()

@@ -1,0 +1,233 @@
+"""What a sidecar says while its volume, its process or its clients misbehave."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from servers import wait_until
+
+if TYPE_CHECKING:
+    from tests.sidecar.conftest import Cast, Pod, Watcher
+
+    Watch = Callable[[list[Pod]], Watcher]
+
+# -- kill -9 in the middle of a write --------------------------------------------------------------
+
+WRITER = """
+import sys
+from leasekeeper_sidecar.claim import Claim
+from leasekeeper_sidecar.leader_file import LeaderFile
+file, token = LeaderFile(sys.argv[1]), int(sys.argv[2])
+print("ready", flush=True)
+while True:
+    token += 1
+    leader = bool(token % 2)
+    file.say(Claim(lock="a/b", leader=leader, boot="b" * (token % 300), token=token, deadline_cs=9))
+"""
+
+
+def test_a_writer_killed_at_any_point_leaves_a_whole_file(tmp_path: Path) -> None:
+    """Known bug 30. Each writer makes some ten thousand writes a second, and is killed at a random
+    point of one of them; meanwhile a reader must never see anything but a whole file.
+    """
+    path, seen, reads = tmp_path / "leader", 0, 0
+    for _ in range(25):
+        command = [sys.executable, "-c", WRITER, str(tmp_path), str(seen)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as writer:
+            assert writer.stdout is not None
+            writer.stdout.readline()
+            end = time.monotonic() + random.uniform(0.001, 0.05)
+            while time.monotonic() < end:
+                if path.exists():
+                    json.loads(path.read_text())
+                    reads += 1
+            writer.kill()
+        token = json.loads(path.read_text())["token"]
+        assert token > seen
+        seen = token
+        env = dict(line.split("=", 1) for line in (tmp_path / "leader.env").read_text().split())
+        assert abs(int(env["LEASEKEEPER_TOKEN"]) - token) <= 1, "killed between the two"
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(
+        {"leader", "leader.env", *(p.name for p in tmp_path.glob(".*.new"))}
+    )
+    assert reads > 100
+
+
+def test_a_sidecar_killed_again_and_again_never_makes_two_leaders(cast: Cast, watch: Watch) -> None:
+    """Known bug 29, at random points of its life; whoever leads at the end, one does."""
+    pods = cast.add(3)
+    with watch(pods) as watcher:
+        cast.leader()
+        for _ in range(12):
+            time.sleep(random.uniform(0, 0.6))
+            victim = next((pod for pod in pods if pod.leads), random.choice(pods))
+            victim.kill()
+            time.sleep(random.choice((0, 0, random.uniform(0, 4.5))))
+            victim.start()
+        cast.leader()
+    watcher.check()
+
+
+# -- volumes ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_volume(tmp_path: Path) -> Iterator[Callable[[Path], None]]:
+    mounted: list[Path] = []
+
+    def mount(path: Path) -> None:
+        # Seven pages: room for the files and programs, and for a little more.
+        command = ["mount", "-t", "tmpfs", "-o", "size=28k,mode=755", "lk-test", str(path)]
+        if subprocess.run(command, capture_output=True, check=False).returncode:
+            pytest.skip("no right to mount a small volume")
+        mounted.append(path)
+
+    yield mount
+    for path in mounted:
+        subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+def fill(folder: Path) -> None:
+    with (folder / "ballast").open("wb", buffering=0) as ballast, contextlib.suppress(OSError):
+        while True:
+            ballast.write(b"x" * 1024)
+
+
+def test_on_a_full_volume_leadership_goes_to_somebody_who_can_tell_its_app(
+    cast: Cast, watch: Watch, small_volume: Callable[[Path], None]
+) -> None:
+    pods = cast.make(2)
+    small_volume(pods[0].leader_dir)
+    pods[0].start()
+    cast.leader()
+    pods[1].start()
+    with watch(pods) as watcher:
+        wait_until(lambda: pods[1].events("standing-by"), "a standby")
+        token = pods[0].verdict().token
+        fill(pods[0].leader_dir)
+        assert cast.leader(pods[0]).verdict().token > token
+        assert pods[0].wait() == 1
+        assert pods[0].events("leader-file-not-written")
+        assert not pods[0].leads
+    watcher.check()
+
+
+def test_a_file_that_cannot_be_taken_back_is_never_followed_by_a_release(
+    cast: Cast, watch: Watch, small_volume: Callable[[Path], None]
+) -> None:
+    """The volume turns read-only while the sidecar leads, and it is stopped: the file still says
+    yes, so the lease must not be given to anybody before that has run out by itself.
+    """
+    pods = cast.make(2)
+    small_volume(pods[0].leader_dir)
+    pods[0].start()
+    cast.leader()
+    pods[1].start()
+    with watch(pods) as watcher:
+        wait_until(lambda: pods[1].events("standing-by"), "a standby")
+        remount = ["mount", "-o", "remount,ro", str(pods[0].leader_dir)]
+        subprocess.run(remount, check=True)
+        pods[0].send(signal.SIGTERM)
+        assert pods[0].wait() == 1
+        assert pods[0].said()["leader"] is True, "nobody could take it back"
+        assert not pods[1].leads
+        cast.leader(pods[0])
+        assert not pods[0].leads
+    watcher.check()
+
+
+def test_a_volume_that_cannot_be_written_is_refused_with_a_sentence(cast: Cast) -> None:
+    (pod,) = cast.make(1)
+    pod.environment["LEASEKEEPER_LEADER_DIR"] = "/proc/sys"
+    pod.start()
+    assert pod.wait() == 1
+    assert pod.output().startswith("a volume or a port cannot be used: ")
+    assert "Traceback" not in pod.output()
+
+
+# -- clients ---------------------------------------------------------------------------------------
+
+HOSTILE = """
+import os, random, selectors, socket, sys, time
+ports, seconds = [int(p) for p in sys.argv[1:3]], float(sys.argv[3])
+requests = [b"GET /leader HT", b"GET /events HTTP/1.1\\r\\nHost: x\\r\\n\\r\\n", b"\\x16\\x03\\x01",
+            b"GET /metrics HTTP/1.1\\r\\nHost: x\\r\\n\\r\\n" * 20, b"", b"POST / HTTP/1.1\\r\\n"]
+end, held = time.monotonic() + seconds, []
+while time.monotonic() < end:
+    for port in ports:
+        s = socket.socket(); s.setblocking(False)
+        s.connect_ex(("127.0.0.1", port)); held.append((s, random.choice(requests)))
+    time.sleep(0.01)
+    for s, request in held[-40:]:
+        try: s.send(request)
+        except OSError: pass
+    while len(held) > 300: held.pop(random.randrange(len(held)))[0].close()
+"""
+
+
+def test_hostile_clients_do_not_delay_a_renewal_by_a_tenth_of_the_period(cast: Cast) -> None:
+    """At half the default period. Each new deadline counts from the start of its renewal, so the file
+    shows when that began. What the machine itself delays is measured first, without clients.
+    """
+    cast.set_timings(leaseDurationSeconds=4, renewDeadlineSeconds=3.5, retryPeriodSeconds=1)
+    (pod,) = cast.add(1)
+    cast.leader()
+    alone = longest_gap_cs(pod, 5)
+    command = [sys.executable, "-c", HOSTILE, str(pod.http_port), str(pod.local_port), "6"]
+    with subprocess.Popen(command) as clients:
+        crowded = longest_gap_cs(pod, 5)
+        healthy = urllib.request.urlopen(f"http://127.0.0.1:{pod.http_port}/healthz", timeout=10)
+        assert healthy.status == 200, "the kubelet must get through the crowd"
+        clients.wait()
+    print(f"longest gap: {alone} cs alone, {crowded} cs in a crowd")
+    assert pod.leads
+    assert crowded <= alone + 10, (alone, crowded)
+
+
+def longest_gap_cs(pod: Pod, seconds: float) -> int:
+    """Between the starts of two renewals, in hundredths of a second."""
+    deadlines: list[int] = []
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        deadline = pod.said()["deadlineCs"]
+        if not deadlines or deadlines[-1] != deadline:
+            deadlines.append(deadline)
+        time.sleep(0.01)
+    assert len(deadlines) > 3
+    return max(b - a for a, b in itertools.pairwise(deadlines))
+
+
+def test_a_log_that_nobody_reads_does_not_stop_the_election(cast: Cast) -> None:
+    """Standard error is a full pipe: lines are dropped, renewals go on."""
+    (pod,) = cast.make(1)
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writing, b"x" * 4096)
+    os.set_blocking(writing, True)
+    command = [sys.executable, "-m", "leasekeeper_sidecar.main"]
+    environment = {**os.environ, **pod.environment}
+    with subprocess.Popen(command, env=environment, stderr=writing) as process:
+        try:
+            wait_until(lambda: pod.leads, "leadership")
+            pod.wait_renewed()
+        finally:
+            process.terminate()
+            assert process.wait(20) == 0
+    os.close(reading)
+    os.close(writing)
+    assert pod.said()["leader"] is False
