@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import os
 import random
@@ -178,36 +177,20 @@ while time.monotonic() < end:
 """
 
 
-def test_hostile_clients_do_not_delay_a_renewal_by_a_tenth_of_the_period(cast: Cast) -> None:
-    """At half the default period. Each new deadline counts from the start of its renewal, so the file
-    shows when that began. What the machine itself delays is measured first, without clients.
+def test_hostile_clients_cost_neither_leadership_nor_health(cast: Cast) -> None:
+    """How late they can make a renewal is measured in test_http.py, in time of the processor: on a
+    crowded machine nothing else can be told apart from the machine.
     """
-    cast.set_timings(leaseDurationSeconds=4, renewDeadlineSeconds=3.5, retryPeriodSeconds=1)
     (pod,) = cast.add(1)
     cast.leader()
-    alone = longest_gap_cs(pod, 5)
+    token = pod.verdict().token
     command = [sys.executable, "-c", HOSTILE, str(pod.http_port), str(pod.local_port), "6"]
     with subprocess.Popen(command) as clients:
-        crowded = longest_gap_cs(pod, 5)
+        time.sleep(5)
         healthy = urllib.request.urlopen(f"http://127.0.0.1:{pod.http_port}/healthz", timeout=10)
         assert healthy.status == 200, "the kubelet must get through the crowd"
         clients.wait()
-    print(f"longest gap: {alone} cs alone, {crowded} cs in a crowd")
-    assert pod.leads
-    assert crowded <= alone + 10, (alone, crowded)
-
-
-def longest_gap_cs(pod: Pod, seconds: float) -> int:
-    """Between the starts of two renewals, in hundredths of a second."""
-    deadlines: list[int] = []
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        deadline = pod.said()["deadlineCs"]
-        if not deadlines or deadlines[-1] != deadline:
-            deadlines.append(deadline)
-        time.sleep(0.01)
-    assert len(deadlines) > 3
-    return max(b - a for a, b in itertools.pairwise(deadlines))
+    assert pod.verdict().token == token
 
 
 def test_a_log_that_nobody_reads_does_not_stop_the_election(cast: Cast) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import sys
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -280,3 +282,76 @@ async def test_a_client_that_takes_nothing_is_cut(
                     break
     assert not site.server._serving
     assert (await site.ask("GET /healthz")).status == 200
+
+
+# -- a crowd ---------------------------------------------------------------------------------------
+
+CROWD = """
+import random, socket, sys, time
+port, end, held = int(sys.argv[1]), time.monotonic() + float(sys.argv[2]), []
+ask = b"GET /metrics HTTP/1.1\\r\\nHost: x\\r\\n\\r\\n"
+requests = [b"GET /leader HT", b"\\x16\\x03", ask * 20, ask * 200, b"", b"POST / HTTP/1.1\\r\\n"]
+while time.monotonic() < end:
+    for _ in range(20):
+        s = socket.socket(); s.setblocking(False)
+        s.connect_ex(("127.0.0.1", port)); held.append((s, random.choice(requests)))
+    time.sleep(0.002)
+    for s, request in held[-60:]:
+        try: s.send(request)
+        except OSError: pass
+    while len(held) > 400: held.pop(random.randrange(len(held)))[0].close()
+"""
+
+
+async def longest_turn(port: int, seconds: float) -> float:
+    """The longest time of the processor that one turn of the loop took while a crowd came in. Not
+    on the clock: on a busy machine that measures the machine.
+    """
+    crowd = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", CROWD, str(port), str(seconds)
+    )
+    end = asyncio.get_running_loop().time() + seconds
+    longest, before = 0.0, time.thread_time()
+    while asyncio.get_running_loop().time() < end:
+        await asyncio.sleep(0)
+        now = time.thread_time()
+        longest, before = max(longest, now - before), now
+    await crowd.wait()
+    return longest
+
+
+def crowded(site: Site, budget: http.Budget) -> http.Server:
+    server = http.Server(site.server._routes, counters=site.counters, budget=budget)
+    server.listen("127.0.0.1", 0)
+    return server
+
+
+async def test_a_crowd_of_hostile_clients_cannot_hold_up_a_renewal(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A renewal takes half a dozen turns of the loop. They may come late by a tenth of the retry
+    period (200 ms) in all. The control: the same server without its bounds is many times slower.
+    """
+    await site.ask("GET /metrics")  # the first one imports the library
+    bounded = crowded(site, http.Budget())
+    longest = await longest_turn(bounded._sockets[0].getsockname()[1], 3)
+    await bounded.close()
+    monkeypatch.setattr(http, "_ACCEPT_EVERY", 0)
+    monkeypatch.setattr(http, "_PIECE_EVERY", 0)
+    boundless = crowded(site, http.Budget(share=1))
+    boundless._budget = NoBudget()
+    control = await longest_turn(boundless._sockets[0].getsockname()[1], 3)
+    await boundless.close()
+    print(f"longest turn: {longest * 1000:.1f} ms; without bounds {control * 1000:.1f} ms")
+    assert longest * 6 < 0.2
+    assert control > longest * 3, "the control is broken: nothing was held up without bounds"
+
+
+class NoBudget(http.Budget):
+    """The protection taken away."""
+
+    async def __aenter__(self) -> None:
+        pass
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
