@@ -4,6 +4,10 @@ Three places must agree: the Secrets that were published to the locks' namespace
 Secret ENSEMBLE-users (what a node reads when it opens), and the open nodes themselves, which are
 told at once. A user is taken away only when the API server says that its lock does not exist: a
 Secret that is missing for any other reason must not cut off a running election.
+
+The key of a deleted lock stays in the nodes' memory (about 100 bytes, and with it F: a lock of the
+same name goes on above it). `lk1_forget` is not called: it raises the node's floor above the tokens
+of the other locks, and their leaders would be refused at their next renewal.
 """
 
 from __future__ import annotations

@@ -163,10 +163,6 @@ class Nodes:
         """Cuts its connections, too."""
         await self._links[node].call("ACL", "DELUSER", users.lock_user(lock))
 
-    async def forget(self, node: str, lock: str) -> bool:
-        """False: somebody holds the lock there; ask again when the lease is over."""
-        return (await self._links[node].fcall("lk1_forget", lock))[0] == "OK"
-
     async def close(self) -> None:
         await asyncio.gather(*(link.close() for link in self._links.values()))
 
