@@ -58,6 +58,11 @@ SETTINGS = (
         "",
         "kubernetes (default in a pod): write holder and token into the lock's status; or none",
     ),
+    Setting(
+        "account-dir",
+        "/var/run/secrets/kubernetes.io/serviceaccount",
+        "token and CA of the pod's service account, for the mirror",
+    ),
     Setting("log", "text", "text, or json"),
 )
 
@@ -78,6 +83,7 @@ class Config:
     http_port: int
     local_port: int
     mirror: bool
+    account_dir: str
     log_json: bool
 
 
@@ -144,6 +150,7 @@ def load(argv: Sequence[str], environ: Mapping[str, str]) -> Config:
         http_port=ports["http-port"],
         local_port=ports["local-port"],
         mirror=mirror == "kubernetes",
+        account_dir=told["account-dir"],
         log_json=told["log"] == "json",
     )
 

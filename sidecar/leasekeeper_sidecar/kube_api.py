@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 import h11
 
-ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 PATIENCE = 10.0  # seconds for connecting, asking and being answered, all together
 _BODY_AT_MOST = 256 * 1024  # a status with its managed fields is a few kB; etcd takes 1.5 MB
 
@@ -38,10 +37,11 @@ class ApiServer:
 
     host: str
     port: int
-    account: str = ACCOUNT
+    account: str
+    """The folder with the files `token` and `ca.crt`."""
 
     @classmethod
-    def in_cluster(cls, environ: Mapping[str, str], account: str = ACCOUNT) -> ApiServer:
+    def in_cluster(cls, environ: Mapping[str, str], account: str) -> ApiServer:
         return cls(
             environ.get("KUBERNETES_SERVICE_HOST", "kubernetes.default.svc"),
             int(environ.get("KUBERNETES_SERVICE_PORT", "443")),

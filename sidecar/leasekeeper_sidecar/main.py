@@ -120,7 +120,7 @@ class Sidecar:
 
         self.mirror = mirror = Mirror(
             lock=self.config.lock,
-            patch=ApiServer.in_cluster(os.environ).merge_patch,
+            patch=ApiServer.in_cluster(os.environ, self.config.account_dir).merge_patch,
             counters=self.counters,
             log=self.log,
             on_refused=look,

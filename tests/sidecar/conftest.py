@@ -153,9 +153,10 @@ class Cast:
     def __init__(self, home: Path, ensemble: Ensemble, lock: str) -> None:
         self.home = home
         self.ensemble = ensemble
+        self.lock = lock
         username, password = ensemble.add_lock(lock)
         self.config = home / "lock.json"
-        self._lock: dict[str, Any] = {
+        self._contents: dict[str, Any] = {
             "version": 1,
             "lock": lock,
             "store": "redlock",
@@ -170,8 +171,8 @@ class Cast:
         self.pods: list[Pod] = []
 
     def set_timings(self, **timings: float) -> None:
-        self._lock["timings"] = {**TIMINGS, **timings}
-        self.config.write_text(json.dumps(self._lock))
+        self._contents["timings"] = {**TIMINGS, **timings}
+        self.config.write_text(json.dumps(self._contents))
 
     def make(self, count: int) -> list[Pod]:
         """Not started yet."""
