@@ -92,8 +92,8 @@ class Agent:
         )
         try:
             server = LocalServer(connection)
-            server.load_admin()
             self._insist_on_fitness(server)
+            server.load_admin()
             while True:
                 self._status.turn()
                 view = server.state()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 
 from leasekeeper.lease import LeaseError
 from leasekeeper.redlock import functions, users
@@ -32,14 +33,13 @@ class Unfit(LeaseError):
 class LocalServer:
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
-        info = connection.call("INFO", "server", "replication").splitlines()
-        self._info = dict(line.split(":", 1) for line in info if ":" in line)
-        self.run_id = self._info["run_id"]
+        info = connection.call("INFO", "server").splitlines()
+        self.run_id = dict(line.split(":", 1) for line in info if ":" in line)["run_id"]
 
     def check_fitness(self) -> None:
         """Raises Unfit, with one sentence, if this memory could come back, or forget, unnoticed."""
         info = self.connection.call("INFO", "replication")
-        if "role:master" not in info:
+        if "role:master" not in info.splitlines():
             raise Unfit("the server is a replica; take its `replicaof` away, each node is its own")
         names = [*REQUIRED, "dir", "dbfilename", "appenddirname"]
         flat = self.connection.call("CONFIG", "GET", *names)
@@ -96,12 +96,14 @@ class LocalServer:
         self._load(functions.VOTE)
 
     def close(self) -> None:
-        """Nobody can vote here any more; live connections of candidates are cut."""
-        self.connection.fcall("lk1_close")
-        libraries = self.connection.call("FUNCTION", "LIST", "LIBRARYNAME", functions.VOTE)
-        if libraries:
-            self.connection.call("FUNCTION", "DELETE", functions.VOTE)
+        """Nobody can vote here any more. The users go first: that cuts live connections of
+        candidates, and works even on a server that refuses everything else (a replica does).
+        """
         self.apply_users({}, known={})
+        with suppress(Refusal):
+            self.connection.fcall("lk1_close")
+        with suppress(Refusal):
+            self.connection.call("FUNCTION", "DELETE", functions.VOTE)
 
     def apply_users(self, wanted: Mapping[str, str], known: Mapping[str, str]) -> list[str]:
         """Makes the locks' ACL users those of `wanted` (digests by lock); what was changed.

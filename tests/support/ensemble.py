@@ -34,11 +34,13 @@ class Agent(Process):
         super().__init__(home / f"agent-{name}.log")
         self.options = options
         """Of the command line, without the dashes; a test may change them before a start."""
+        self.program = ["-m", "leasekeeper.cli"]
+        """What Python runs; a control puts an agent here that lacks a protection."""
 
     @property
     def command(self) -> list[str]:
         flags = [f"--{key}={value}" for key, value in self.options.items()]
-        return [sys.executable, "-m", "leasekeeper.cli", "node-agent", *flags]
+        return [sys.executable, *self.program, "node-agent", *flags]
 
     def start(self) -> Self:
         self.spawn(self.command)

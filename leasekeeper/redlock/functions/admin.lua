@@ -95,6 +95,8 @@ local function become(_, args)
   end
   local vector = read_vector(node.vector)
   vector[id] = math.max(vector[id] or 0, incarnation)
+  -- A birth may have given this life a higher number meanwhile.
+  incarnation = math.max(tonumber(node.incarnation) or 0, incarnation)
   redis.call('HSET', NODE, 'incarnation', int(incarnation), 'vector', write_vector(vector))
   return reply(read_node(), 'OK')
 end
