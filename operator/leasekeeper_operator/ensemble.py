@@ -38,6 +38,9 @@ log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 5.0  # the status follows the nodes within this
 LOOK_SECONDS_UNTIL_OPEN = 1.0  # somebody is waiting for a birth or the end of a quarantine
+WAIT_SECONDS = 120.0
+"""After so long without a change nobody is waiting any more, and the slow look will do. Longer than
+the pull of an image, and than the quarantine of the default ensemble."""
 RESYNC_SECONDS = 300.0  # for what no watch reports: budget and policy edited by hand
 BIRTH_PATIENCE_SECONDS = 30.0
 """How long all nodes are waited for before a quorum of them is born alone. The rest then recovers
@@ -55,6 +58,8 @@ class _State:
     no_quorum_since: float | None = None
     opened: tuple[str, ...] | None = None
     """The nodes that were open at the last look."""
+    seen: tuple[list[Object], float] | None = None
+    """What the last look saw, and when that was new."""
 
 
 class EnsembleReconciler:
@@ -107,7 +112,15 @@ class EnsembleReconciler:
             state.opened = opened
             for lock in self._users.locks(key):
                 self._queue.add(lock_key(*lock))
-        return LOOK_SECONDS if len(opened) == len(sights) else LOOK_SECONDS_UNTIL_OPEN
+        return self._next_look(state, sights)
+
+    def _next_look(self, state: _State, sights: Mapping[str, Sight]) -> float:
+        now, statuses = self._now(), node_statuses(sights)
+        if state.seen is None or state.seen[0] != statuses:
+            state.seen = (statuses, now)
+        waiting = any(sight.state != OPEN for sight in sights.values())
+        fresh = now - state.seen[1] < WAIT_SECONDS
+        return LOOK_SECONDS_UNTIL_OPEN if waiting and fresh else LOOK_SECONDS
 
     async def close(self) -> None:
         for key in list(self._states):

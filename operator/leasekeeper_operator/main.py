@@ -89,9 +89,18 @@ class Operator:
         """Until a signal (kopf listens for SIGTERM and SIGINT) or a cancellation."""
         # Before kopf: it takes every task that is made after its start for one of its own.
         workers = self._queue.start(self.reconcile, WORKERS)
+        registry = Watches(self._queue, self._ensembles).registry()
+
+        async def stop_work(**_: Any) -> None:
+            for worker in workers:
+                worker.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
+
+        # Early: kopf waits for what the workers have begun, and they would begin more.
+        kopf.on.cleanup(registry=registry)(stop_work)
         try:
             await kopf.operator(
-                registry=Watches(self._queue, self._ensembles).registry(),
+                registry=registry,
                 settings=watch_settings(),
                 standalone=True,
                 clusterwide=True,
@@ -101,9 +110,7 @@ class Operator:
                 ready_flag=self.watching,
             )
         finally:
-            for worker in workers:
-                worker.cancel()
-            await asyncio.gather(*workers, return_exceptions=True)
+            await stop_work()
             await self._ensembles.close()
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,11 +16,13 @@ from typing import Any
 import redis.asyncio
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
+from redis.exceptions import AuthenticationError, ConnectionError, RedisError
 
 from leasekeeper.redlock import users
 from leasekeeper.redlock.membership import Membership, Node
 from leasekeeper.redlock.registry import NOT_A_TOKEN, NodeView
+
+log = logging.getLogger(__name__)
 
 ANSWER_SECONDS = 1.5
 """For one request, connecting included: a healthy node answers in a millisecond, and the look of
@@ -41,6 +44,15 @@ class Sight:
 
 class NodeError(Exception):
     """A node did not do what it was asked."""
+
+
+class Unreachable(NodeError):
+    """It did not answer. Why is for the log only: a network says it in other words every time, and
+    the status would be written at each look."""
+
+    def __init__(self, details: str) -> None:
+        super().__init__("it does not answer the operator")
+        self.details = details
 
 
 Resolve = Callable[[Node], tuple[str, int]]
@@ -73,9 +85,13 @@ class Link:
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 return await self._redis.execute_command(*command)  # type: ignore[no-untyped-call]
+        except AuthenticationError as error:  # which is a ConnectionError to redis-py
+            raise NodeError(str(error)) from error
         except TimeoutError:
-            raise NodeError(f"no answer within {ANSWER_SECONDS:g} s") from None
-        except (RedisError, OSError) as error:
+            raise Unreachable(f"no answer within {ANSWER_SECONDS:g} s") from None
+        except (ConnectionError, redis.exceptions.TimeoutError, OSError) as error:
+            raise Unreachable(str(error) or type(error).__name__) from error
+        except RedisError as error:
             raise NodeError(str(error) or type(error).__name__) from error
 
     async def fcall(self, function: str, *args: str) -> list[str]:
@@ -121,6 +137,8 @@ class Nodes:
         try:
             view = NodeView.from_reply(await self._links[node].fcall("lk1_state"))
         except NodeError as error:
+            if isinstance(error, Unreachable):
+                log.debug('unreachable node=%s error="%s"', node, error.details)
             return sight_of_error(node, str(error))
         except ValueError as error:
             return Sight(node, CLOSED, None, f"it speaks another version: {error}")

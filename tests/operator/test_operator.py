@@ -122,13 +122,39 @@ class Operator:
 def operator(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
     operator = Operator(cluster, tmp_path_factory.mktemp("operator"))
     operator.grant()
-    # It does not exist when the operator starts; the chart may be slower than the operator.
+    # It serves the whole cluster, and the tests before have left their resources there.
+    cluster.run("delete", "dlock,lens", "--all", "--all-namespaces")
+    cluster.apply(webhook_configuration(operator.namespace))
     operator.start()
     try:
         yield operator
     finally:
         operator.stop()
-        cluster.run("delete", "clusterrole,clusterrolebinding", operator.namespace)
+        kinds = "clusterrole,clusterrolebinding,mutatingwebhookconfiguration"
+        cluster.run("delete", kinds, operator.namespace)
+
+
+def webhook_configuration(name: str) -> Object:
+    """As the chart's, but for a kind that nobody makes: the server's Service is not here."""
+    rule = {
+        "apiGroups": ["leasekeeper.dev"],
+        "apiVersions": ["*"],
+        "resources": ["nothing"],
+        "operations": ["CREATE"],
+    }
+    webhook = {
+        "name": "inject.leasekeeper.dev",
+        "admissionReviewVersions": ["v1"],
+        "clientConfig": {"service": {"name": "hook", "namespace": name, "path": "/inject"}},
+        "rules": [rule],
+        "sideEffects": "None",
+    }
+    return {
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "MutatingWebhookConfiguration",
+        "metadata": {"name": name},
+        "webhooks": [webhook],
+    }
 
 
 def forbidden(operator: Operator) -> list[str]:
@@ -137,6 +163,14 @@ def forbidden(operator: Operator) -> list[str]:
 
 async def test_it_becomes_ready(operator: Operator) -> None:
     await eventually(lambda: operator.ready, "the operator to be ready")
+
+
+async def test_the_api_server_is_told_which_authority_to_trust(operator: Operator) -> None:
+    found = operator.cluster.get("", "mutatingwebhookconfiguration", operator.namespace) or {}
+    (webhook,) = found["webhooks"]
+    assert webhook["clientConfig"]["caBundle"]
+    assert webhook["clientConfig"]["service"]["name"] == "hook"  # the chart's part stays
+    assert webhook["rules"][0]["resources"] == ["nothing"]
 
 
 async def test_a_lock_that_is_created_is_published(operator: Operator) -> None:
