@@ -39,6 +39,14 @@ disabled_plugins = [
         Root = "{containers}/runc"
 """
 
+EVICTION = {
+    "memory.available": "50Mi",
+    "nodefs.available": "1%",
+    "nodefs.inodesFree": "1%",
+    "imagefs.available": "1%",
+}
+"""As late as can be: disk and memory are the machine's, shared with whatever else runs on it."""
+
 
 def write_configuration(cluster: Cluster, node: Node) -> None:
     """Everything that the node's programs read. JSON is YAML."""
@@ -103,13 +111,7 @@ def _kubelet(cluster: Cluster, node: Node) -> dict[str, object]:
         # There is no registry to pull a collected image from again.
         "imageGCHighThresholdPercent": 100,
         "imageGCLowThresholdPercent": 99,
-        # The disk and the memory are the machine's, shared with whatever else runs on it.
-        "evictionHard": {
-            "memory.available": "50Mi",
-            "nodefs.available": "1%",
-            "nodefs.inodesFree": "1%",
-            "imagefs.available": "1%",
-        },
+        "evictionHard": EVICTION,
         "fileCheckFrequency": "1h",
         "syncFrequency": "10s",
         "nodeStatusUpdateFrequency": "5s",
