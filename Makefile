@@ -42,6 +42,10 @@ lint: $(VENV)/made ## ruff, mypy --strict, import-linter
 format: $(VENV)/made ## let ruff format the code
 	@$(RUN)/ruff format . && $(RUN)/ruff check --fix .
 
+.PHONY: bench
+bench: $(VENV)/made ## speed, side by side with the peers: make bench ARGS="--quick --only acquire"
+	@PYTHONPATH=tests/support:tests/cluster/kube $(RUN)/python -m benchmarks $(ARGS)
+
 .PHONY: spec
 spec: ## the machine-checked specification (TLA+ with TLC)
 	@$(PYTHON) spec/run.py

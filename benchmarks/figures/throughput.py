@@ -1,0 +1,32 @@
+"""How many locks a second can be taken and given back: 100 tasks, each with a lock of its own."""
+
+from __future__ import annotations
+
+from statistics import median
+
+from benchmarks.result import Row, at_least, note
+from benchmarks.rig import MANY, Rig, run
+
+TASKS = 100
+
+
+def measure(rig: Rig) -> list[Row]:
+    job = {"tasks": TASKS, "seconds": 2.0 if rig.quick else 4.0, "start_at": 0.0}
+    workers = {
+        "ours": rig.ours("throughput", MANY, **job),
+        "redsync": rig.redsync("throughput", "many", **job),
+        "pottery": rig.python_peer("pottery", "throughput", "many", **job),
+        "redlock-py": rig.python_peer("redlock-py", "throughput", "many", **job),
+    }
+    rates: dict[str, list[float]] = {name: [] for name in workers}
+    for _ in range(1 if rig.quick else 5):
+        for name, worker in workers.items():
+            result = run([worker], 120)[0]
+            rates[name].append(result["pairs"] / result["seconds"])
+    found = {name: median(rate) for name, rate in rates.items()}
+    figure = f"acquire + release, {TASKS} tasks on {TASKS} locks"
+    return [
+        at_least(figure, "/s", found["ours"], 3, "redsync", found["redsync"]),
+        at_least(figure, "/s", found["ours"], 20, "pottery", found["pottery"]),
+        note(figure, "/s", found["ours"], "redlock-py", found["redlock-py"]),
+    ]

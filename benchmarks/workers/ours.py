@@ -1,0 +1,176 @@
+"""Leasekeeper in the benchmarks: one job as JSON in the first argument, its result on stdout."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import sys
+import time
+from typing import Any
+
+from leasekeeper.clock import SystemClock
+from leasekeeper.elector import Elector
+from leasekeeper.lease import Candidate, Grant, Renewed, Timings
+from leasekeeper.redlock.membership import Membership, Node
+from leasekeeper.redlock.store import MakeLinks, RedlockStore
+from leasekeeper.redlock.transport import OnPush, TcpLink
+
+Job = dict[str, Any]
+
+
+def boot() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def timings_of(job: Job) -> Timings:
+    return Timings(**job["timings"])
+
+
+def proxied(job: Job, lock: str) -> MakeLinks | None:
+    """Links to `addresses` instead of the nodes' own: the epoch covers the real ones."""
+    if not job.get("addresses"):
+        return None
+
+    def links(on_push: OnPush) -> dict[str, TcpLink]:
+        found = {}
+        for number, address in enumerate(job["addresses"]):
+            host, _, port = address.rpartition(":")
+            found[str(number)] = TcpLink(
+                Node(str(number), host, int(port)),
+                username=f"lock:{lock}",
+                password=job["password"],
+                channel=f"lk:freed:{lock}",
+                on_push=on_push,
+                patience=timings_of(job).retry_period,
+            )
+        return found
+
+    return links
+
+
+def store_of(job: Job, lock: str, name: str) -> RedlockStore:
+    return RedlockStore(
+        membership=Membership.from_json(job["membership"]),
+        lock=lock,
+        candidate=Candidate(name, "uid", secrets.token_hex(4)),
+        timings=timings_of(job),
+        clock=SystemClock(),
+        username=f"lock:{lock}",
+        password=job["password"],
+        links=proxied(job, lock),
+    )
+
+
+async def won(store: RedlockStore) -> Grant:
+    """A lock that nobody else wants."""
+    outcome = await store.acquire()
+    if not isinstance(outcome, Grant):
+        raise RuntimeError(f"a free lock was not granted: {outcome}")
+    return outcome
+
+
+async def acquire(job: Job) -> Job:
+    store = store_of(job, job["lock"], "one")
+    await store.ready()
+    await asyncio.sleep(0.2)  # so that all nodes are connected, not only a quorum
+    seconds = []
+    for count in range(job["warm_up"] + job["count"]):
+        if count == job["warm_up"]:
+            await asyncio.sleep(max(0.0, job["start_at"] - boot()))
+        began = time.perf_counter()
+        grant = await won(store)
+        if count >= job["warm_up"]:
+            seconds.append(time.perf_counter() - began)
+        await store.release(grant)
+        await asyncio.sleep(job["hold"])
+    await store.close()
+    return {"seconds": seconds}
+
+
+async def throughput(job: Job) -> Job:
+    stores = [store_of(job, f"{job['lock']}-{i}", "one") for i in range(job["tasks"])]
+    for store in stores:
+        await store.ready()
+    await asyncio.sleep(max(0.5, job["start_at"] - boot()))
+    pairs = 0
+    end = boot() + job["seconds"]
+
+    async def task(store: RedlockStore) -> None:
+        nonlocal pairs
+        while boot() < end:
+            await store.release(await won(store))
+            pairs += 1
+
+    began = boot()
+    await asyncio.gather(*(task(store) for store in stores))
+    seconds = boot() - began
+    await asyncio.gather(*(store.close() for store in stores))
+    return {"pairs": pairs, "seconds": seconds}
+
+
+class Contender:
+    """Leads for `hold` seconds, gives the lock back, and stands for it again."""
+
+    def __init__(self, job: Job, number: int, tenures: list[tuple[int, float, float]]) -> None:
+        self.number = number
+        self._job = job
+        self._tenures = tenures
+        self._store = store_of(job, job["lock"], str(number))
+        self._began = 0.0
+        self._ended = 0.0
+        self._elector: Elector | None = None
+
+    async def run(self) -> None:
+        await self._store.ready()
+        await asyncio.sleep(max(0.0, self._job["start_at"] - boot()))
+        end = self._job["start_at"] + self._job["seconds"]
+        loop = asyncio.get_running_loop()
+        while boot() < end:
+            self._began = 0.0
+            self._elector = Elector(
+                store=self._store,
+                timings=timings_of(self._job),
+                clock=SystemClock(),
+                audience=self,
+            )
+            last = loop.call_later(end - boot(), self._elector.stop)
+            await self._elector.run()
+            last.cancel()
+            if self._began:
+                self._tenures.append((self.number, self._began, self._ended))
+        await self._store.close()
+
+    def leading(self, grant: Grant) -> None:
+        if not self._began:
+            self._began = boot()
+            asyncio.get_running_loop().call_later(self._job["hold"], self._release)
+
+    def _release(self) -> None:
+        self._ended = boot()
+        assert self._elector is not None
+        self._elector.stop()
+
+    def not_leading(self, why: str) -> None: ...
+    def standing_by(self, holder: str | None) -> None: ...
+    def renewal(self, outcome: Renewed) -> None: ...
+
+
+async def contend(job: Job) -> Job:
+    tenures: list[tuple[int, float, float]] = []
+    first = job["first_task"]
+    contenders = [Contender(job, first + i, tenures) for i in range(job["tasks"])]
+    await asyncio.gather(*(contender.run() for contender in contenders))
+    return {"tenures": tenures}
+
+
+KINDS = {"acquire": acquire, "throughput": throughput, "contend": contend}
+
+
+def main() -> None:
+    job = json.loads(sys.argv[1])
+    print(json.dumps(asyncio.run(KINDS[job["kind"]](job))))
+
+
+if __name__ == "__main__":
+    main()
