@@ -17,7 +17,7 @@ its first moment on, an incarnation only once it is announced.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
@@ -221,7 +221,7 @@ def _earliest(life: Life, count: int | None) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Learnt:
-    """What Q others know: the maximum of everything."""
+    """What one of the others knows, or (see `merge`) Q of them."""
 
     floor: int = 0
     vector: Mapping[str, int] = field(default_factory=dict)
@@ -242,3 +242,19 @@ class Learnt:
         for id, incarnation in parse_vector(page[-1]).items():
             vector[id] = max(vector.get(id, 0), incarnation)
         return Learnt(max(self.floor, int(page[4])), vector, fences, tuple(nonsense))
+
+
+def merge(helpers: Sequence[Learnt]) -> Learnt:
+    """What all of them know together. A helper that knows nothing of a lock knows that its next
+    token there is above its floor: so that counts for it.
+    """
+    locks = {lock for helper in helpers for lock in helper.fences}
+    ids = {id for helper in helpers for id in helper.vector}
+    return Learnt(
+        floor=max((helper.floor for helper in helpers), default=0),
+        vector={id: max(helper.vector.get(id, 0) for helper in helpers) for id in ids},
+        fences={
+            lock: max(helper.fences.get(lock, helper.floor) for helper in helpers) for lock in locks
+        },
+        nonsense=tuple(dict.fromkeys(lock for helper in helpers for lock in helper.nonsense)),
+    )

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from leasekeeper.redlock import users
 from leasekeeper.redlock.blocking import Broken, Connection, Refusal
-from leasekeeper.redlock.life import Learnt, Life
+from leasekeeper.redlock.life import Learnt, Life, merge
 from leasekeeper.redlock.membership import Membership, Node
 from leasekeeper.redlock.registry import NodeView
 
@@ -57,16 +57,17 @@ class Peers:
 
     def learn(self, helpers: Mapping[str, str]) -> Learnt | None:
         """The maximum of what these know. None: one of them is not what it was; begin again."""
-        learnt = Learnt()
+        known = []
         for peer, life in helpers.items():
-            cursor = ""
+            learnt, cursor = Learnt(), ""
             while cursor != "0":
                 page = self._ask(peer, "lk1_dump", cursor or "0")
                 if page is None or page[0] != "OPEN" or page[2] != life:
                     return None
                 cursor = page[1]
                 learnt = learnt.with_page(page)
-        return learnt
+            known.append(learnt)
+        return merge(known)
 
     def with_highest(self, views: Mapping[str, NodeView]) -> Mapping[str, NodeView]:
         """The views with the largest F of each open node filled in: a total loss begins above it.

@@ -69,6 +69,7 @@ def operator_rules(password_digest: str) -> list[str]:
             "+hmget",
             "+hget",
             "+hset",
+            "+scan",
             "+del",
             "+dbsize",
             "+acl|setuser",

@@ -14,6 +14,7 @@ from leasekeeper.redlock.life import (
     judge_memory,
     left_behind,
     listed_anew,
+    merge,
     next_step,
     quarantine,
 )
@@ -187,10 +188,21 @@ def page(*pairs: str, floor: int = 0, vector: str = "") -> list[str]:
 
 
 def test_what_others_know_is_taken_at_its_maximum() -> None:
-    learnt = Learnt().with_page(page("a", "3", "b", "9", floor=2, vector="0:1,1:4"))
-    learnt = learnt.with_page(page("a", "7", "b", "1", floor=1, vector="0:2"))
+    one = Learnt().with_page(page("a", "3", "b", "9", floor=2, vector="0:1,1:4"))
+    other = Learnt().with_page(page("a", "7", "b", "1", floor=1, vector="0:2"))
+    learnt = merge([one, other])
     assert learnt.fences == {"a": 7, "b": 9}
     assert (learnt.floor, learnt.vector) == (2, {"0": 2, "1": 4})
+
+
+def test_a_helper_that_knows_nothing_of_a_lock_stands_for_its_floor() -> None:
+    """Otherwise nodes that recover one after the other from a survivor's old counter would all end
+    up below the floor of the last birth.
+    """
+    survivor = Learnt().with_page(page("a", "5", floor=100))
+    reborn = Learnt().with_page(page(floor=1000))
+    assert merge([survivor, reborn]).fences == {"a": 1000}
+    assert merge([survivor]).fences == {"a": 5}
 
 
 @pytest.mark.parametrize("nonsense", [str(NOT_A_TOKEN), "nan", "-1", "1e9", "", "٣"])

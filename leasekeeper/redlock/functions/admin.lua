@@ -155,6 +155,21 @@ local function learn(_, args)
   return reply(read_node(), 'OK')
 end
 
+-- After a total loss, what a survivor or a half-recovered node knows of a lock may be old: nobody
+-- may go on below the floor of the new birth.
+local function raise_fences(floor)
+  local cursor = '0'
+  repeat
+    local page = redis.call('SCAN', cursor, 'MATCH', 'lk:lock:*', 'COUNT', 500)
+    cursor = page[1]
+    for _, key in ipairs(page[2]) do
+      if (tonumber(redis.call('HGET', key, 'fence')) or 0) < floor then
+        redis.call('HSET', key, 'fence', int(floor))
+      end
+    end
+  until cursor == '0'
+end
+
 -- birth(life, generation, floor, incarnation_floor, member, member, ...): this life is in the
 -- registry's record of a birth: it may open without asking others. After a total loss every member
 -- is known to have outlived the floor of incarnations, so that no server of before it counts.
@@ -172,6 +187,7 @@ local function birth(_, args)
   redis.call('HSET', NODE, 'birth', int(generation), 'floor', int(math.max(node.floor, floor)),
     'generation', int(generation), 'vector', write_vector(vector),
     'incarnation', int(math.max(tonumber(node.incarnation) or 0, least)))
+  raise_fences(floor)
   return reply(read_node(), 'OK')
 end
 
@@ -218,7 +234,7 @@ local function forget(_, args)
     return reply(node, 'HELD', lock.owner)
   end
   if lock.fence < NOT_A_TOKEN then
-    redis.call('HSET', NODE, 'floor', int(lock.fence))
+    redis.call('HSET', NODE, 'floor', int(math.max(node.floor, lock.fence)))
   end
   redis.call('DEL', key)
   return reply(read_node(), 'OK')

@@ -46,8 +46,10 @@ local function read_lock(key, node)
   return {
     owner = alive and values[1] or nil,
     left = alive and expires - node.tick or 0,
-    -- F, the highest token that this node has voted for, is never below the floor.
-    fence = math.max(tonumber(values[3]) or 0, node.floor),
+    -- F, the highest token that this node has voted for. A lock of which it knows nothing begins at
+    -- the floor. Where it knows F, the floor has no say: it rises when another lock is forgotten, and
+    -- must not depose this one's holder.
+    fence = tonumber(values[3]) or node.floor,
     request = values[4] or '',
   }
 end
