@@ -1,0 +1,119 @@
+"""What must be true in every schedule, checked on true time when it could become false.
+
+*Always*, whatever clocks do: tokens are distinct, and larger than every token that was returned
+before the attempt began; a renewal that began after a larger token was returned is not good; no
+quorum of nodes forgets a token; nobody is deposed by fewer noes than it takes, nor by itself.
+
+*While clocks keep to their allowance*: the claims of two candidates do not overlap, and tokens are
+in the order of leading.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sim_kernel import Kernel
+from sim_net import Network
+
+
+@dataclass
+class Claim:
+    """What a leader file says, in true time; `end` is moved by renewals, and by taking it back."""
+
+    token: int
+    end: float
+
+
+class Referee:
+    def __init__(self, kernel: Kernel, network: Network, lock: str, quorum: int) -> None:
+        self._kernel = kernel
+        self._network = network
+        self._lock = lock
+        self._quorum = quorum
+        self.timed = True
+        """Whether clocks keep to their allowance in this schedule."""
+        self.violations: list[str] = []
+        self.claims: dict[str, Claim] = {}
+        self.returned: dict[int, str] = {}
+        self.highest_returned = 0
+        self.highest_led = 0
+        self.on_event: Callable[[str], None] = lambda _: None
+        """Told of the moments that a schedule can aim at."""
+        self.tenures = 0
+
+    def violation(self, what: str) -> None:
+        self._kernel.say("REFEREE", what)
+        self._kernel.stopped = True
+        self.violations.append(f"at {self._kernel.now:.4f}: {what}")
+
+    # -- tokens ----------------------------------------------------------------------------------
+
+    def granted(self, who: str, token: int, before: int, *, late: bool) -> None:
+        """An attempt ended in a lease; `before` is the largest token when it began."""
+        if token in self.returned:
+            self.violation(f"token {token} of {who} was already {self.returned[token]}'s")
+        elif token <= before:
+            self.violation(
+                f"token {token} of {who} is not above {before}, returned before it tried"
+            )
+        if late:
+            self.violation(f"{who} was granted {token} after its own deadline")
+        self.returned[token] = who
+        self.highest_returned = max(self.highest_returned, token)
+        self.tenures += 1
+        self.look_at_fences()
+        self.on_event("won")
+
+    def renewed(self, who: str, token: int, before: int, *, late: bool) -> None:
+        if before > token:
+            self.violation(f"{who} renewed {token} in a round that began after {before} was won")
+        if late:
+            self.violation(f"{who} renewed {token} after its deadline: a tenure with a gap")
+
+    def deposed(self, who: str, why: str, noes: int, needed: int) -> None:
+        if noes < needed:
+            self.violation(f"{who} was deposed by {noes} noes, it takes {needed}: {why}")
+
+    def displaced(self, who: str, by: str, node: str) -> None:
+        if self.timed:
+            self.violation(f"the entry of {who} on node {node} was taken by its own attempt {by}")
+
+    def look_at_fences(self) -> None:
+        """Every quorum must have a node that knows the largest token: then none below is won."""
+        ignorant = [
+            pod.node
+            for pod in self._network.pods.values()
+            if pod.server is not None
+            and pod.server.open
+            and pod.server.fence(self._lock) < self.highest_returned
+        ]
+        if len(ignorant) >= self._quorum:
+            self.violation(f"nodes {ignorant} are open and do not know {self.highest_returned}")
+
+    # -- claims ----------------------------------------------------------------------------------
+
+    def claims_until(self, seat: str, token: int, end: float) -> None:
+        """The leader file of a seat says yes, until `end`."""
+        now = self._kernel.now
+        if self._kernel.trace is not None:
+            self._kernel.say(seat, f"LEADS with {token} until {end:.4f}")
+        if self.timed:
+            for other, claim in self.claims.items():
+                if other != seat and claim.end > now and end > now:
+                    self.violation(
+                        f"{seat} leads with {token} until {end:.4f} while {other} leads with"
+                        f" {claim.token} until {claim.end:.4f}"
+                    )
+            if token < self.highest_led:
+                self.violation(f"{seat} leads with {token} after {self.highest_led} has led")
+        self.highest_led = max(self.highest_led, token)
+        self.claims[seat] = Claim(token, end)
+
+    def claims_no_more(self, seat: str) -> None:
+        claim = self.claims.get(seat)
+        if claim is not None:
+            claim.end = min(claim.end, self._kernel.now)
+
+    def leading(self) -> list[str]:
+        return [seat for seat, claim in self.claims.items() if claim.end > self._kernel.now]
