@@ -7,16 +7,18 @@ import json
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
 
-from tests.chart.conftest import CHART, Render, one
+from tests.chart.conftest import CHART, REPOSITORY, Render, one
 
 if TYPE_CHECKING:
     from control_plane import ControlPlane
 
+EXAMPLES = sorted((REPOSITORY / "examples").glob("*.yaml"))
 OPERATOR = ("system", "lk-leasekeeper-operator")
 
 
@@ -95,7 +97,9 @@ FORGED = "with a token of no pod of this namespace"
 
 
 def forge(cluster: Cluster) -> str:
-    return cluster.patch_status(cluster.token("shop", "default"), {"holder": "nobody"})
+    """Another name each time: what does not change is not looked at."""
+    name = f"nobody-{time.monotonic_ns()}"
+    return cluster.patch_status(cluster.token("shop", "default"), {"holder": name})
 
 
 def until(true: Callable[[], bool], what: str) -> None:
@@ -183,6 +187,12 @@ def test_the_rest_of_the_status_is_the_operators(lock: Cluster, status: dict[str
     said = lock.patch_status(lock.token("shop", "default", "b"), status)
     assert "a pod may change holder, token and acquireTime only" in said
     assert lock.patch_status(lock.token(*OPERATOR, OPERATOR[1]), status) == ""
+
+
+@pytest.mark.parametrize("file", EXAMPLES, ids=[file.name for file in EXAMPLES])
+def test_examples_are_accepted(cluster: Cluster, file: Path) -> None:
+    trial = ("--dry-run=server", "--validate=strict", "-f", str(file))
+    cluster.do("-n", "shop", "apply", *trial)
 
 
 def test_a_dead_webhook_stops_only_pods_that_ask_for_a_lock(

@@ -66,7 +66,7 @@ def test_a_token_that_does_not_grow_is_found(token: int) -> None:
     ]
 
 
-def claim(holder: str, token: int, seconds: float = 60, **changed: object) -> bytes:
+def claim(holder: str, token: int, seconds: float = 3600, **changed: object) -> bytes:
     said = {
         "lock": "shop/orders",
         "leader": True,
