@@ -99,15 +99,19 @@ class LocalServer:
         """Nobody can vote here any more. The users go first: that cuts live connections of
         candidates, and works even on a server that refuses everything else (a replica does).
         """
-        self.apply_users({}, known={})
+        for name in self.connection.call("ACL", "USERS"):
+            if name.startswith(users.lock_user("")):
+                self.connection.call("ACL", "DELUSER", name)
         with suppress(Refusal):
             self.connection.fcall("lk1_close")
         with suppress(Refusal):
             self.connection.call("FUNCTION", "DELETE", functions.VOTE)
 
     def apply_users(self, wanted: Mapping[str, str], known: Mapping[str, str]) -> list[str]:
-        """Makes the locks' ACL users those of `wanted` (digests by lock); what was changed.
-        `known` are those that were set before and need no second time.
+        """Brings the locks' ACL users from `known` to `wanted` (digests by lock); what was changed.
+
+        Only users that the file had before are taken away: a mounted file may be a minute old, and
+        the operator has told the server itself of a lock that is newer.
         """
         changed = []
         for lock, digest in wanted.items():
@@ -115,11 +119,9 @@ class LocalServer:
                 rules = users.lock_rules(lock, digest)
                 self.connection.call("ACL", "SETUSER", users.lock_user(lock), *rules)
                 changed.append(f"+{lock}")
-        prefix = users.lock_user("")
-        for name in self.connection.call("ACL", "USERS"):
-            if name.startswith(prefix) and name.removeprefix(prefix) not in wanted:
-                self.connection.call("ACL", "DELUSER", name)
-                changed.append(f"-{name.removeprefix(prefix)}")
+        for lock in known.keys() - wanted.keys():
+            self.connection.call("ACL", "DELUSER", users.lock_user(lock))
+            changed.append(f"-{lock}")
         return changed
 
     def _load(self, name: str) -> Reply:
