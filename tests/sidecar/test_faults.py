@@ -58,7 +58,7 @@ def test_a_writer_killed_at_any_point_leaves_a_whole_file(tmp_path: Path) -> Non
         assert token > seen
         seen = token
         env = dict(line.split("=", 1) for line in (tmp_path / "leader.env").read_text().split())
-        assert abs(int(env["LEASEKEEPER_TOKEN"]) - token) <= 1, "killed between the two"
+        assert int(env["LEASEKEEPER_TOKEN"]) <= token, "it comes second, and whole"
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted(
         {"leader", "leader.env", *(p.name for p in tmp_path.glob(".*.new"))}
     )
