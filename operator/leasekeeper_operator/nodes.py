@@ -19,8 +19,9 @@ from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, ConnectionError, RedisError
 
 from leasekeeper.redlock import users
+from leasekeeper.redlock.life import Learnt
 from leasekeeper.redlock.membership import Membership, Node
-from leasekeeper.redlock.registry import NOT_A_TOKEN, NodeView
+from leasekeeper.redlock.registry import NodeView
 
 log = logging.getLogger(__name__)
 
@@ -149,17 +150,14 @@ class Nodes:
     async def highest(self, node: str) -> int:
         """The largest token that this node knows of. Asked after a total loss only, and as a peer:
         the operator's own user need not read locks at any other time."""
-        largest, cursor = 0, "0"
+        learnt, cursor = Learnt(), "0"
         link = Link(*self._places[node], users.PEER, self.passwords.peer)
         try:
             while True:
                 reply = await link.fcall("lk1_dump", cursor)
-                # OPEN|CLOSED cursor life epoch floor max_ttl, lock and F by turns, and the trailer
-                fences = (int(fence) for fence in reply[7:-2:2])
-                largest = max([largest, *(fence for fence in fences if fence < NOT_A_TOKEN)])
-                cursor = reply[1]
+                learnt, cursor = learnt.with_page(reply), reply[1]
                 if cursor == "0":
-                    return largest
+                    return max(learnt.fences.values(), default=0)
         finally:
             await link.close()
 
