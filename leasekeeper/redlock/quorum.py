@@ -266,12 +266,12 @@ class Round(Generic[T]):
         return self.votes.replies.get(node)
 
     def _on_answer(self, node: str, answer: Answer) -> None:
-        reply = parse(answer)
         if self._decided.done():
-            if self._late is not None and isinstance(reply, Reply):
+            # Two of five answers come after the decision; most rounds have no use for them.
+            if self._late is not None and isinstance(reply := parse(answer), Reply):
                 self._late(node, reply)
             return
-        self.votes.add(node, reply)
+        self.votes.add(node, parse(answer))
         if self._awaited is not None and self._awaited[0] == node:
             _resolve(self._awaited[1])
         self.verdict = self._judge(self.votes)
