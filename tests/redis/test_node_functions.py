@@ -110,6 +110,15 @@ def test_a_newer_attempt_replaces_the_own_older_one_and_not_the_other_way_round(
     assert node.grant("xx/11")[0] == "HELD", "another candidate"
 
 
+def test_late_messages_of_an_older_attempt_change_nothing(node: OpenNode) -> None:
+    """Known bug 23: a late SET overtook its own release on another connection."""
+    node.lead("x/2", FLOOR + 1)
+    assert node.grant("x/1")[0] == "HELD"
+    assert node.vote("commit", EPOCH, "x/1", FLOOR + 2, TTL) == ["NOTMINE", "x/2"]
+    assert node.vote("release", EPOCH, "x/1", "0") == ["GONE"]
+    assert node.vote("renew", EPOCH, "x/2", FLOOR + 1, TTL) == ["OK", ""]
+
+
 def test_commit_by_anybody_but_the_owner_is_refused(node: OpenNode) -> None:
     assert node.vote("commit", EPOCH, "x/1", FLOOR + 1, TTL) == ["NOTMINE", ""]
     node.grant("x/1")

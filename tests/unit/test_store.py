@@ -1,0 +1,246 @@
+"""The store in virtual time, over links that answer when and what the test wants."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from virtual_time import VirtualClock, run
+
+from leasekeeper.lease import Candidate, Grant, Lost, Released, Timings, Unavailable, Unknown
+from leasekeeper.redlock.membership import Membership, Node
+from leasekeeper.redlock.store import RedlockStore
+from leasekeeper.redlock.transport import Answer, Failure, Link, OnAnswer, OnPush
+
+TIMINGS = Timings(lease_duration=15, renew_deadline=10, retry_period=2)
+MEMBERSHIP = Membership(
+    nodes=tuple(Node(str(i), "host", 6379) for i in range(5)), max_ttl=30, quarantine=31
+)
+
+Says = Callable[[tuple[str, ...]], Answer | None]
+
+
+class ScriptedLink:
+    """Answers after `delay` seconds with what `says` returns; none: never."""
+
+    def __init__(self, says: Says, delay: float) -> None:
+        self.says = says
+        self.delay = delay
+        self.log: list[tuple[float, str, str]] = []
+
+    def call(self, command: tuple[str, ...], on_answer: OnAnswer) -> None:
+        loop = asyncio.get_running_loop()
+        self.log.append((loop.time(), command[1], command[5]))
+        answer = self.says(command)
+        if answer is not None:
+            loop.call_later(self.delay, on_answer, answer)
+
+    def calls(self, function: str) -> list[str]:
+        """The ids that were named in calls of this function."""
+        return [id for _, name, id in self.log if name == function]
+
+    async def up(self) -> None: ...
+    async def close(self) -> None: ...
+
+
+def yes(command: tuple[str, ...]) -> Answer:
+    """A node that agrees to everything."""
+    said = {"lk1_grant": [b"GRANTED", b"7"]}.get(command[1], [b"OK"])
+    return [*said, b"1", b""]
+
+
+class Bench:
+    def __init__(self, says: Says = yes, delay: float = 0.001) -> None:
+        self.clock = VirtualClock()
+        self.links = {str(i): ScriptedLink(says, delay) for i in range(5)}
+        self.push: OnPush
+
+        def links(on_push: OnPush) -> Mapping[str, Link]:
+            self.push = on_push
+            return self.links
+
+        self.store = RedlockStore(
+            membership=MEMBERSHIP,
+            lock="shop/orders",
+            candidate=Candidate("me", "uid", "nonce"),
+            timings=TIMINGS,
+            clock=self.clock,
+            links=links,
+        )
+
+    async def won(self) -> Grant:
+        outcome = await self.store.acquire()
+        assert isinstance(outcome, Grant), outcome
+        return outcome
+
+
+def test_the_deadline_counts_from_before_the_first_byte() -> None:
+    """Known bug 2: the clock was read after the quorum."""
+
+    async def scenario() -> None:
+        bench = Bench(delay=3.0)
+        before = bench.clock.now()
+        grant = await bench.won()
+        assert asyncio.get_running_loop().time() == 6.0, "two rounds of three seconds"
+        assert grant.deadline.start == grant.lease_end.start == before
+        assert grant.deadline.left(bench.clock.now()) == TIMINGS.renew_deadline - 6.0
+        began = bench.clock.now()
+        renewed = await bench.store.renew(grant)
+        assert isinstance(renewed, Unknown), "a round of 3 s does not end within a period of 2 s"
+        for link in bench.links.values():
+            link.delay = 1.0
+        began = bench.clock.now()
+        renewed = await bench.store.renew(grant)
+        assert isinstance(renewed, Grant)
+        assert renewed.deadline.start == began
+
+    run(scenario())
+
+
+def test_votes_that_come_after_the_deadline_are_no_lease_and_are_given_back() -> None:
+    """Known bugs 1 and 22."""
+
+    async def scenario() -> None:
+        bench = Bench(delay=6.0)  # two rounds: 12 s, and the deadline is 10
+        assert isinstance(await bench.store.acquire(), Unavailable)
+        assert asyncio.get_running_loop().time() <= TIMINGS.renew_deadline
+        for link in bench.links.values():
+            assert link.calls("lk1_release") == ["me/uid/nonce/1"]
+
+    run(scenario())
+
+
+def test_a_pause_between_the_last_vote_and_its_count_is_noticed() -> None:
+    """Known bugs 1 and 11: the grant of a queue was used without a look at the own lease."""
+
+    async def scenario() -> None:
+        bench = Bench()
+
+        def stand_still() -> None:
+            bench.clock.boot_offset += TIMINGS.renew_deadline
+
+        def slow_commit(command: tuple[str, ...]) -> Answer:
+            if command[1] == "lk1_commit":  # while the answers are on their way
+                asyncio.get_running_loop().call_later(0.0005, stand_still)
+            return yes(command)
+
+        bench.links["0"].says = slow_commit
+        outcome = await bench.store.acquire()
+        assert isinstance(outcome, Unavailable)
+        assert "too late" in outcome.causes["candidate"]
+        assert bench.links["0"].calls("lk1_release") == ["me/uid/nonce/1"]
+
+    run(scenario())
+
+
+def test_a_renewal_that_was_paused_past_the_old_deadline_is_lost() -> None:
+    """Known bug 3: a renewal is held to the same rule as an acquire."""
+
+    async def scenario() -> None:
+        bench = Bench()
+        grant = await bench.won()
+
+        def paused(command: tuple[str, ...]) -> Answer:
+            bench.clock.raw_offset += TIMINGS.renew_deadline
+            return yes(command)
+
+        bench.links["0"].says = paused
+        assert isinstance(await bench.store.renew(grant), Lost)
+
+    run(scenario())
+
+
+def test_the_wall_clock_has_no_say() -> None:
+    """Known bug 8."""
+
+    async def scenario() -> None:
+        bench = Bench()
+        grant = await bench.won()
+        for step in (-1e9, 1e9, 16.0):
+            bench.clock.wall_offset += step
+            assert not grant.deadline.passed(bench.clock.now())
+            assert isinstance(await bench.store.renew(grant), Grant)
+
+    run(scenario())
+
+
+def test_held_is_a_deadline_and_ends_by_itself() -> None:
+    """Known bugs 5 and 10: a boolean that nobody clears, a counter that outlives the lease."""
+
+    async def scenario() -> None:
+        bench = Bench()
+        grant = await bench.won()
+        await asyncio.sleep(TIMINGS.renew_deadline - 0.01)
+        assert not grant.deadline.passed(bench.clock.now())
+        await asyncio.sleep(0.01)
+        assert grant.deadline.passed(bench.clock.now())
+        again = await bench.won()
+        assert again.id != grant.id, "a new attempt, not one more of the old lease"
+
+    run(scenario())
+
+
+def test_a_release_without_an_answer_can_be_said_again() -> None:
+    """Known bug 18: the token was cleared before the release was answered."""
+
+    async def scenario() -> None:
+        bench = Bench()
+        grant = await bench.won()
+        for link in bench.links.values():
+            link.says = lambda _: None
+        assert isinstance(await bench.store.release(grant), Unknown)
+        for link in bench.links.values():
+            link.says = yes
+        assert await bench.store.release(grant) == Released()
+
+    run(scenario())
+
+
+def test_a_node_without_the_entry_is_repaired_and_not_counted() -> None:
+    """Known bug 4: lost keys were made anew and counted."""
+
+    async def scenario() -> None:
+        bench = Bench()
+        grant = await bench.won()
+
+        def missing(command: tuple[str, ...]) -> Answer:
+            return [b"MISSING", b"1", b""] if command[1] == "lk1_renew" else yes(command)
+
+        bench.links["0"].says = bench.links["1"].says = missing
+        assert isinstance(await bench.store.renew(grant), Grant)
+        await asyncio.sleep(0.1)
+        assert bench.links["0"].calls("lk1_adopt") == [grant.id]
+        bench.links["2"].says = missing
+        assert isinstance(await bench.store.renew(grant), Lost), "two of five are no quorum"
+        assert bench.links["2"].calls("lk1_adopt") == [], "nothing is repaired after a loss"
+
+    run(scenario())
+
+
+def test_a_wake_up_with_its_token_makes_one_round_enough() -> None:
+    async def scenario() -> None:
+        def committed(command: tuple[str, ...]) -> Answer:
+            return [b"COMMITTED", command[7].encode(), b"1", b""]
+
+        bench = Bench(committed, delay=1.0)
+        bench.push("lk:freed:shop/orders", b"41")
+        grant = await bench.won()
+        assert grant.token == 42
+        assert asyncio.get_running_loop().time() == 1.0
+
+    run(scenario())
+
+
+def test_a_failure_is_decided_as_soon_as_it_is_certain() -> None:
+    """Known bugs 14 and 16: nobody waits for the two that hang."""
+
+    async def scenario() -> None:
+        bench = Bench()
+        for number in "012":
+            bench.links[number].says = lambda _: Failure("connection refused")
+        for number in "34":
+            bench.links[number].says = lambda _: None
+        assert isinstance(await bench.store.acquire(), Unavailable)
+        assert asyncio.get_running_loop().time() < 0.01
+
+    run(scenario())
