@@ -35,12 +35,15 @@ LONG = Timings(lease_duration=8.0, renew_deadline=6.0, retry_period=2.0)
 DELAY = 0.0005
 """Seconds, each way: the round trip of two zones of one region."""
 
-OURS = HERE / "workers" / "ours.py"
+OURS = "benchmarks.workers.ours"
 HOLDER = HERE / "workers" / "holder.py"
 PEERS_PY = HERE / "workers" / "peers.py"
 
 LOCKS = ("bench/acquire", "bench/handover", "bench/takeover", "bench/memory")
 MANY = "bench/many"
+ONE, ALL = f"{MANY}-0", f"{MANY}*"
+SHARED_USER = "benchmark-shared"
+"""As the user of a lock, but of all the locks called MANY (workers/shared.py)."""
 PEER_USER = "benchmark-peer"
 """May do everything, but on the keys of the peers only: our locks stay what they are."""
 
@@ -75,6 +78,8 @@ class Rig:
             with node.server.client() as client:
                 rules = ("reset", "on", f"#{digest}", "~bench:*", "~redlock:*", "&*", "+@all")
                 client.execute_command("ACL", "SETUSER", PEER_USER, *rules)
+                ours = (rule.replace(ONE, ALL) for rule in users.lock_rules(ONE, digest))
+                client.execute_command("ACL", "SETUSER", SHARED_USER, *ours)
 
     # -- jobs ------------------------------------------------------------------------------------
 
@@ -100,7 +105,7 @@ class Rig:
 
     def ours(self, kind: str, lock: str, **more: Any) -> list[str]:
         """The command line of a worker."""
-        return command([sys.executable, str(OURS)], self.our_job(kind, lock, **more))
+        return command([sys.executable, "-m", OURS], self.our_job(kind, lock, **more))
 
     def redsync(self, kind: str, lock: str, **more: Any) -> list[str]:
         return command([str(self.peers.redsync)], self.peer_job(kind, lock, **more))
@@ -180,7 +185,9 @@ def command(program: Sequence[str], job: Job) -> list[str]:
 def run(workers: Sequence[list[str]], patience: float) -> list[Any]:
     """Runs workers side by side; their results. One that fails is an error, not a figure."""
     running = [
-        subprocess.Popen(worker, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            worker, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=HERE.parent
+        )
         for worker in workers
     ]
     results = []

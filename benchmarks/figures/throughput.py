@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import median
 
 from benchmarks.result import Row, at_least, note
-from benchmarks.rig import MANY, Rig, run
+from benchmarks.rig import MANY, SHARED_USER, Rig, run
 
 TASKS = 100
 
@@ -14,6 +14,7 @@ def measure(rig: Rig) -> list[Row]:
     job = {"tasks": TASKS, "seconds": 2.0 if rig.quick else 4.0, "start_at": 0.0}
     workers = {
         "ours": rig.ours("throughput", MANY, **job),
+        "ours, shared": rig.ours("throughput", MANY, shared_user=SHARED_USER, **job),
         "redsync": rig.redsync("throughput", "many", **job),
         "pottery": rig.python_peer("pottery", "throughput", "many", **job),
         "redlock-py": rig.python_peer("redlock-py", "throughput", "many", **job),
@@ -24,9 +25,12 @@ def measure(rig: Rig) -> list[Row]:
             result = run([worker], 120)[0]
             rates[name].append(result["pairs"] / result["seconds"])
     found = {name: median(rate) for name, rate in rates.items()}
+    shared = found["ours, shared"]
     figure = f"acquire + release, {TASKS} tasks on {TASKS} locks"
     return [
         at_least(figure, "/s", found["ours"], 3, "redsync", found["redsync"]),
         at_least(figure, "/s", found["ours"], 20, "pottery", found["pottery"]),
         note(figure, "/s", found["ours"], "redlock-py", found["redlock-py"]),
+        note(f"{figure}, shared links", "/s", shared, "redsync", found["redsync"]),
+        note(f"{figure}, shared links", "/s", shared, "pottery", found["pottery"]),
     ]

@@ -89,7 +89,13 @@ async def acquire(job: Job) -> Job:
 
 
 async def throughput(job: Job) -> Job:
-    stores = [store_of(job, f"{job['lock']}-{i}", "one") for i in range(job["tasks"])]
+    links: list[TcpLink] = []
+    if job.get("shared_user"):
+        from benchmarks.workers.shared import stores_over_shared_links
+
+        stores, links = stores_over_shared_links(job)
+    else:
+        stores = [store_of(job, f"{job['lock']}-{i}", "one") for i in range(job["tasks"])]
     for store in stores:
         await store.ready()
     await asyncio.sleep(max(0.5, job["start_at"] - boot()))
@@ -106,6 +112,7 @@ async def throughput(job: Job) -> Job:
     await asyncio.gather(*(task(store) for store in stores))
     seconds = boot() - began
     await asyncio.gather(*(store.close() for store in stores))
+    await asyncio.gather(*(link.close() for link in links))
     return {"pairs": pairs, "seconds": seconds}
 
 

@@ -101,6 +101,7 @@ func contend(job worker.Job, locks *redsync.Redsync) {
 				_, err := mutex.Unlock()
 				worker.Must(err)
 				tenures.Add(job.FirstTask+task, began, released)
+				worker.Pause(job.Rest)
 			}
 		})
 	}

@@ -26,6 +26,7 @@ type Job struct {
 	Tasks     int      `json:"tasks"`
 	FirstTask int      `json:"first_task"`
 	Hold      float64  `json:"hold"`
+	Rest      float64  `json:"rest"`
 	StartAt   float64  `json:"start_at"`
 	Seconds   float64  `json:"seconds"`
 }
