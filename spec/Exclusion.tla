@@ -19,8 +19,6 @@ CONSTANTS
   Renewers,    \* the attempts that may go through a second round
   Stoppers     \* the attempts that may give up or stop, and release
 
-VARIABLE attempt
-
 vars == <<server, lives, attempt>>
 
 Attempt == DOMAIN Candidates
@@ -143,7 +141,7 @@ Time ==
 
 Next ==
   \/ Time
-  \/ LivesNext /\ UNCHANGED attempt
+  \/ LivesNext
   \/ \E a \in Attempt :
        \/ Begin(a) \/ Win(a) \/ BeginRenewal(a) \/ Renewed(a) \/ Stop(a)
        \/ \E n \in Node : \E l \in Life(n) :

@@ -13,8 +13,6 @@ CONSTANTS
   Rounds,     \* 1: attempts win by their guess only; 2: also by commit
   Renewers    \* the attempts that may renew, once each
 
-VARIABLE attempt
-
 Attempt == 1..Attempts
 
 vars == <<server, lives, attempt>>
@@ -123,7 +121,7 @@ AnswerAdopt(a, n, l)  == Answer(a, n, l, "adopt",  LAMBDA e : AdoptAt(e, a, atte
 ----------------------------------------------------------------------------
 
 Next ==
-  \/ LivesNext /\ UNCHANGED attempt
+  \/ LivesNext
   \/ \E a \in Attempt :
        \/ Begin(a) \/ JudgeGrant(a) \/ JudgeCommit(a) \/ BeginRenewal(a) \/ JudgeRenewal(a)
        \/ \E n \in Node : \E l \in Life(n) :
@@ -142,6 +140,10 @@ TokensGrow == \A a \in Won : attempt[a].phase = "leads" => attempt[a].token > at
 
 \* No renewal is good if a larger token had been won before it began.
 NoStaleRenewal == \A a \in Attempt : attempt[a].phase # "stale"
+
+\* For a mutant whose shortest trace is long: ghosts do not vote, and nobody guesses beyond 1.
+Narrow == /\ \A a \in Attempt : attempt[a].guess <= 1
+          /\ \A n \in Replaced : server[n][1].owner = Nobody
 
 Symmetry == Permutations(Mortal \ Replaced) \cup Permutations(Node \ Mortal)
 =============================================================================

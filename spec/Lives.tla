@@ -26,7 +26,8 @@ CONSTANTS
 
 VARIABLES
   server,     \* server[n][l]
-  lives       \* how many memories each node has had
+  lives,      \* how many memories each node has had
+  attempt     \* the candidates, whom nothing here touches
 
 Life(n) == IF n \in Mortal THEN 1..MaxLives ELSE {1}
 
@@ -58,6 +59,7 @@ Restart(n) ==
        ![n][lives[n] + 1].rest = IF Mutant = "announced last" THEN D ELSE 0,
        \* A dead memory is of no more interest, but its number is.
        ![n][lives[n]] = IF n \in Ghosts THEN @ ELSE [Newborn EXCEPT !.number = server[n][lives[n]].number]]
+  /\ UNCHANGED attempt
 
 Enough(S) == Cardinality(S) >= (IF Mutant = "one helper fewer" THEN Quorum - 1 ELSE Quorum)
 Told(n, l) == {p \in Node : server[n][l].told[p] # 0}
@@ -86,7 +88,7 @@ Announce(n, l, p, m) ==
        ELSE /\ Numbers # 0 /\ s.number # 0
             /\ server' = [server EXCEPT
                  ![n][l].number = 0, ![n][l].told = Zero, ![n][l].learnt = {}]
-  /\ UNCHANGED lives
+  /\ UNCHANGED <<lives, attempt>>
 
 \* Learns from server m of p, which is open, and is the memory that heard the announcement. (The code
 \* writes it all at once when it has heard all of them; a closed node shows nobody what it knows.)
@@ -103,7 +105,7 @@ Learn(n, l, p, m) ==
        ![n][l].learnt = @ \cup {p},
        ![n][l].fence = IF Mutant = "no recovery of F" THEN @ ELSE Max(@, h.fence),
        ![n][l].vector = [q \in Node |-> Max(@[q], h.vector[q])]]
-  /\ UNCHANGED lives
+  /\ UNCHANGED <<lives, attempt>>
 
 \* A helper that was outranked by a later life of its own node is a ghost: what it does not know, the
 \* later one may have voted for since. Without ghosts there is none.
@@ -118,7 +120,7 @@ BeginToVote(n, l) ==
   /\ Enough(s.learnt) /\ Enough(Told(n, l))
   /\ \A p \in s.learnt : ~IsGhost(n, l, p)
   /\ server' = [server EXCEPT ![n][l].open = TRUE, ![n][l].told = Zero, ![n][l].learnt = {}]
-  /\ UNCHANGED lives
+  /\ UNCHANGED <<lives, attempt>>
 
 LivesNext ==
   \E n \in Mortal :
