@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.watcher import VOLUME, History, Reading, Watcher, judge, now
+from leasekeeper.demo.history import History, Reading, judge, now
+from tests.cluster.watcher import VOLUME, Watcher
 
 BOOT = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 

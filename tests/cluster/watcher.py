@@ -5,11 +5,7 @@ volumes from the host's side, a few hundred times a second, and applies the read
 would: the file first, the clocks after it. All containers share this machine's boot clock, so what
 it saw of two pods can be put on one line.
 
-What is proven: a file that says "leader, token t" in two readings said so all the time between them
-(a tenure has one token, and a gap means a new one). So a tenure is a fact from the end of its first
-reading to the beginning of its last one; two facts of one lock that overlap are two leaders,
-however slow the watcher is. It can miss an overlap shorter than two readings; it cannot make one
-up.
+What is proven by that: see `leasekeeper.demo.history`, which the demo uses, too.
 
     python3 tests/cluster/watcher.py --out FILE KUBELET-ROOT...      ends by SIGTERM
 """
@@ -25,10 +21,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
+
+from leasekeeper.demo.history import History, now, read
 
 VOLUME = "volumes/kubernetes.io~empty-dir/leasekeeper-leader/leader"
 
@@ -39,115 +36,6 @@ is no pause: either the next sweep proves it, or one of them has just handed ove
 SCAN_SECONDS = 0.1
 """Between two looks for new pods. A pod takes longer than that from its volumes to its first
 container."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """A file that says "leader" by the reader's rule. Times are on the boot clock."""
-
-    lock: str
-    pod: str
-    """The pod's uid: a name may come back."""
-    holder: str
-    token: int
-    began: float
-    ended: float
-
-
-@dataclass(slots=True)
-class Tenure:
-    """One token in one pod, as far as it was seen."""
-
-    lock: str
-    pod: str
-    holder: str
-    token: int
-    first_began: float
-    first_ended: float
-    last_began: float
-    last_ended: float
-
-    def overlap(self, other: Tenure) -> float:
-        """How long both led for certain, in seconds; not above 0: not at all."""
-        start = max(self.first_ended, other.first_ended)
-        return min(self.last_began, other.last_began) - start
-
-
-@dataclass
-class History:
-    """All tenures that were seen, and what is wrong with them. Pure: fed with readings."""
-
-    tenures: list[Tenure] = field(default_factory=list)
-    wrong: list[str] = field(default_factory=list)
-    _live: dict[tuple[str, str, int], Tenure] = field(default_factory=dict)
-
-    def see(self, reading: Reading) -> Tenure | None:
-        """Takes a reading in; returns the tenure if it is a new one."""
-        key = (reading.lock, reading.pod, reading.token)
-        known = self._live.get(key)
-        if known is not None:
-            known.last_began, known.last_ended = reading.began, reading.ended
-            self._check_overlap(known)
-            return None
-        span = (reading.began, reading.ended)
-        tenure = Tenure(*key[:2], reading.holder, reading.token, *span, *span)
-        self._check_token(tenure)
-        self._live[key] = tenure
-        self.tenures.append(tenure)
-        return tenure
-
-    def _check_overlap(self, tenure: Tenure) -> None:
-        for other in self.tenures:
-            if other is not tenure and other.lock == tenure.lock and tenure.overlap(other) > 0:
-                pair = sorted((other, tenure), key=lambda one: one.first_ended)
-                names = " and ".join(f"{one.holder} (token {one.token})" for one in pair)
-                self._tell(f"two leaders of {tenure.lock}: {names}")
-
-    def _check_token(self, tenure: Tenure) -> None:
-        """Also equal tokens are wrong: they are what a resource tells two leaders apart by."""
-        before = [other for other in self.tenures if other.lock == tenure.lock]
-        largest = max(before, key=lambda one: one.token, default=None)
-        if largest is not None and tenure.token <= largest.token:
-            self._tell(
-                f"token of {tenure.lock} did not grow: {tenure.holder} leads with {tenure.token}"
-                f" after {largest.holder} led with {largest.token}"
-            )
-
-    def _tell(self, text: str) -> None:
-        if text not in self.wrong:
-            self.wrong.append(text)
-
-
-def judge(text: bytes, boot: str, uptime_cs: int, wall: float) -> dict[str, Any] | None:
-    """The reader's rule (docs: the sidecar's contract with the app), written a second time: the
-    sidecar's own would agree with the sidecar's mistakes. None: not the leader."""
-    try:
-        said = json.loads(text)
-    except ValueError:
-        return None
-    if not isinstance(said, dict) or said.get("leader") is not True or said.get("boot") != boot:
-        return None
-    if uptime_cs >= said["deadlineCs"] or wall >= said["expiresUnix"]:
-        return None
-    return said
-
-
-def now() -> float:
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
-def read(file: str, pod: str, boot: str) -> Reading | None:
-    began = now()
-    try:
-        with open(file, "rb") as opened:
-            text = opened.read()
-    except OSError:  # not yet there, or the pod is being taken down
-        return None
-    ended = now()
-    said = judge(text, boot, int(ended * 100), time.time())
-    if said is None:
-        return None
-    return Reading(said["lock"], pod, said["holder"], said["token"], began, ended)
 
 
 def pods(roots: Iterable[str]) -> dict[str, str]:
@@ -177,15 +65,16 @@ def watch(roots: list[str], out: Path) -> None:
             log.write(json.dumps({"event": event, "at": round(now(), 4), **fields}) + "\n")
 
         say("watching", roots=roots)
-        told = 0
+        told: set[str] = set()
         while not stopped:
             readings = [r for pod, file in files.items() if (r := read(file, pod, boot))]
             for reading in readings:
                 if (new := history.see(reading)) is not None:
                     say("leads", lock=new.lock, holder=new.holder, token=new.token, pod=new.pod)
-            for text in history.wrong[told:]:
-                say("wrong", text=text)
-            told = len(history.wrong)
+            for text in history.wrong:
+                if text not in told:
+                    say("wrong", text=text)
+                    told.add(text)
             if len({r.lock for r in readings}) == len(readings):
                 time.sleep(SWEEP_SECONDS)
             if now() - scanned > SCAN_SECONDS:
