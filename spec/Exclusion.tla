@@ -26,15 +26,17 @@ Attempt == DOMAIN Candidates
 (* phase: idle, grant, leads, renew (leads, and a round is under way), out.  *)
 (* left:  of the deadline; round: of the one that this round would lead to;  *)
 (* both count from before a round's first byte.                              *)
-(* kept:  there is a resume state on the disk.                               *)
-Idle == [phase |-> "idle", left |-> 0, round |-> 0, renewed |-> FALSE, kept |-> FALSE,
+(* kept:  there is a resume state on the disk; resumed: the process has read *)
+(* it, and its leader file says false until the renewal is good.             *)
+Idle == [phase |-> "idle", left |-> 0, round |-> 0, renewed |-> FALSE, kept |-> FALSE, resumed |-> FALSE,
          grant |-> [n \in Node |-> Unsent], renew |-> [n \in Node |-> Unsent],
          release |-> [n \in Node |-> Unsent]]
 
 Init == LivesInit /\ attempt = [a \in Attempt |-> Idle]
 
 Sent == [n \in Node |-> Due]
-Leads(a) == attempt[a].phase \in {"leads", "renew"} /\ attempt[a].left > 0
+Leads(a) == /\ attempt[a].phase \in {"leads", "renew"} /\ ~attempt[a].resumed
+            /\ attempt[a].left > 0
 
 \* What a node stores as the owner.
 Id(a) == IF Mutant = "same id" THEN Largest({b \in Attempt : Candidates[b] = Candidates[a]}) ELSE a
@@ -71,7 +73,7 @@ BeginRenewal(a) ==
      \* Killed on its way out, and started again: the resume state is still there.
      \/ t.phase = "out" /\ t.kept /\ Mutant = "erased after the release"
   /\ attempt' = [attempt EXCEPT ![a].phase = "renew", ![a].renewed = TRUE, ![a].renew = Sent,
-                                ![a].round = TTL]
+                                ![a].round = TTL, ![a].resumed = (t.phase = "out")]
   /\ UNCHANGED <<server, lives>>
 
 Renewed(a) ==
@@ -79,7 +81,7 @@ Renewed(a) ==
   /\ t.phase = "renew" /\ t.left > 0
   /\ \E R \in SUBSET Replied(t.renew) : HasQuorum(Saying(t.renew, R, {"OK"}))
   /\ attempt' = [attempt EXCEPT ![a].phase = "leads", ![a].left = Deadline(a), ![a].round = 0,
-                                ![a].renew = Rest(t.renew)]
+                                ![a].renew = Rest(t.renew), ![a].resumed = FALSE]
   /\ UNCHANGED <<server, lives>>
 
 \* Gives up, stops or finds itself deposed: file false, resume state erased, release sent. The mutant

@@ -47,7 +47,7 @@ RenewAt(entry, id, token) ==
 
 AdoptAt(entry, id, token) ==
   CASE entry.owner # Nobody -> Said(entry, "NOTMINE", 0)
-    [] entry.fence > token /\ Mutant # "adopt ignores F" -> Said(entry, "HIGH", 0)
+    [] entry.fence > token -> Said(entry, "HIGH", 0)
     [] OTHER -> Kept(id, Max(entry.fence, token), "OK", 0)
 
 ReleaseAt(entry, id) ==
