@@ -7,14 +7,14 @@
               lost, deadline passed, asked to step down
 
 A tenure ends in exactly one of these ways, and always in this order: the audience is told, then the
-lease is given back, then the candidate stands by again (or stops, if it was told to):
+lease is given back or left to run out, then the candidate stands by again (or stops):
 
-    1. the store says that the lease is not ours (Lost): at once;
-    2. the deadline passes without a good renewal: at the deadline, not before;
-    3. somebody asks through the store (step-down or pause);
-    4. `stop()`;
-    5. a bug: an exception that nobody expected. It is raised again after the lease is given back,
-       because a candidate that is healthy and out of the race for ever is worse than one that dies.
+    1. the store says that the lease is not ours (Lost): at once; it runs out;
+    2. the deadline passes without a good renewal: at the deadline, not before; it runs out;
+    3. somebody asks through the store (step-down, pause): given back after the app's time to stop;
+    4. `stop()`: given back at once;
+    5. a bug: an exception that nobody expected. It runs out, and the exception is raised again: a
+       candidate that is healthy and out of the race for ever is worse than one that dies.
 """
 
 from __future__ import annotations
@@ -92,9 +92,16 @@ class Continue:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The tenure is over. Stay out of the race for `stay_out` seconds."""
+    """The tenure is over. Stay out of the race for `stay_out` seconds.
+
+    `release_after`: when the lease is given back, counted from the moment everybody here was told.
+    None: never, it runs out by itself. The space between the deadline and the end of the lease (and
+    the lock delay after it) is the app's time to stop; giving the lease back takes it away. So only
+    a stop gives it back at once: in a pod, the app has ended by then.
+    """
 
     why: str
+    release_after: float | None = None
     stay_out: float = 0.0
 
 
@@ -110,10 +117,14 @@ def after_renewal(grant: Grant, outcome: Renewed, now: Instant, timings: Timings
         return Continue(grant, State.UNSURE, min(timings.retry_period / 4, left), outcome)
     request = outcome.request
     if request is not None and request.kind == "pause":
-        return End("paused by request")
+        return End("paused by request", release_after=timings.time_to_stop)
     if request is not None and request.kind == "step-down" and request.target == outcome.id:
         # One period is longer than anybody who waits needs to take the lock.
-        return End("stepped down by request", stay_out=timings.retry_period)
+        return End(
+            "stepped down by request",
+            release_after=timings.time_to_stop,
+            stay_out=timings.retry_period,
+        )
     if outcome.deadline.passed(now):
         return End("the renewal came too late: its deadline has passed")
     spent = now.elapsed_since(outcome.deadline.start)
@@ -204,16 +215,15 @@ class Elector:
 
     async def _lead(self, first: Continue) -> float:
         """One tenure, from the grant to the release. Returns how long to stay out of the race."""
-        why = "a bug ended the loop"
+        ended = End("a bug ended the loop")
         try:
             ended = await self._keep_renewing(first)
-            why = ended.why
             return ended.stay_out
         except asyncio.CancelledError:
-            why = "cancelled"
+            ended = End("cancelled", release_after=0.0)
             raise
         finally:
-            await self._end(first.grant, why)
+            await self._end(first.grant, ended)
 
     async def _keep_renewing(self, step: Continue) -> End:
         while True:
@@ -224,12 +234,12 @@ class Elector:
             self._turn(step.renew_in)
             await self._sleep(step.renew_in)
             if self._stop.is_set():
-                return End("stopped")
+                return End("stopped", release_after=0.0)
             if step.doubt and step.grant.deadline.left(self._clock.now()) <= SHORTEST_WAIT:
                 return End(f"deadline passed: {step.doubt}")
             outcome = await self._renew(step.grant)
             if outcome is None:
-                return End("stopped")
+                return End("stopped", release_after=0.0)
             self._audience.renewal(outcome)
             decision = after_renewal(step.grant, outcome, self._clock.now(), self._timings)
             if isinstance(decision, End):
@@ -247,7 +257,7 @@ class Elector:
         except TimeoutError:
             return Unknown({"store": "no answer before the deadline"})
 
-    async def _end(self, grant: Grant, why: str) -> None:
+    async def _end(self, grant: Grant, ended: End) -> None:
         """Everybody here stops first; then the others may start.
 
         An audience that could not say so raises, and then nothing is given back: the lease runs out
@@ -255,7 +265,11 @@ class Elector:
         """
         self.grant = None
         self.state = State.STANDBY
-        self._audience.not_leading(why)
+        self._audience.not_leading(ended.why)
+        if ended.release_after is None:
+            return
+        self._turn(ended.release_after + self._timings.retry_period)
+        await self._sleep(ended.release_after)
         release = asyncio.ensure_future(self._store.release(grant))
         try:
             await asyncio.shield(release)

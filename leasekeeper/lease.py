@@ -67,6 +67,11 @@ class Timings:
         return self.lease_duration - self.drift.allowance(self.lease_duration)
 
     @property
+    def time_to_stop(self) -> float:
+        """What the app has between its deadline and the first moment at which another may win."""
+        return self.lease_end - self.renew_deadline
+
+    @property
     def ttl(self) -> float:
         """How long, in its own time, a node keeps the entry."""
         return self.lease_duration + self.lock_delay

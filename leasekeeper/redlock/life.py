@@ -211,8 +211,16 @@ def _after_quarantine(
 
 
 def _helpers(life: Life, peers: Mapping[str, NodeView]) -> list[str]:
-    """Who may be learnt from: open, and still with the memory that accepted the announcement."""
-    return [id for id in _earliest(life, None) if id in peers and peers[id].open]
+    """Who may be learnt from: open, still with the memory that accepted the announcement, and not
+    a ghost: what a server does not know that another one has replaced, its successor may have voted
+    for since. One of the others knows, because the successor announced itself to Q of them.
+    """
+    latest = {id: max(view.vector.get(id, 0) for view in peers.values()) for id in peers}
+    return [
+        id
+        for id in _earliest(life, None)
+        if id in peers and peers[id].open and peers[id].incarnation >= latest[id]
+    ]
 
 
 def _earliest(life: Life, count: int | None) -> list[str]:
@@ -234,7 +242,7 @@ class Learnt:
         fences, nonsense = dict(self.fences), list(self.nonsense)
         pairs = page[6:-2]
         for lock, text in zip(pairs[::2], pairs[1::2], strict=True):
-            if text.isascii() and text.isdigit() and int(text) < NOT_A_TOKEN:
+            if plausible_token(text):
                 fences[lock] = max(fences.get(lock, 0), int(text))
             else:
                 nonsense.append(lock)
@@ -242,6 +250,11 @@ class Learnt:
         for id, incarnation in parse_vector(page[-1]).items():
             vector[id] = max(vector.get(id, 0), incarnation)
         return Learnt(max(self.floor, int(page[4])), vector, fences, tuple(nonsense))
+
+
+def plausible_token(text: str) -> bool:
+    """A tenant can write what it likes into its own lock; 5,000 digits are no number for Python."""
+    return len(text) <= 16 and text.isascii() and text.isdigit() and int(text) < NOT_A_TOKEN
 
 
 def merge(helpers: Sequence[Learnt]) -> Learnt:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,6 +57,10 @@ class Membership:
                 raise ConfigurationError(
                     f"nodes: the id {node.id!r} must not be empty nor contain : , = or a space"
                 )
+        if not all(map(math.isfinite, (self.max_ttl, self.quarantine, self.cap))):
+            raise ConfigurationError(
+                "maxTtlSeconds, quarantineSeconds and capSeconds must be finite numbers"
+            )
         if self.max_ttl <= 0 or self.cap <= 0:
             raise ConfigurationError("maxTtlSeconds and capSeconds must be greater than 0")
         if self.quarantine <= self.max_ttl * (1 + DRIFT):

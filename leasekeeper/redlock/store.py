@@ -200,10 +200,11 @@ class RedlockStore:
         if grant.deadline.passed(began):
             return Lost("the deadline had passed before the renewal began")
         self._current = grant.id
+        deadline = Deadline(began, self._timings.renew_deadline)
         arguments = (grant.id, str(grant.token), self._ttl)
 
         def repair(node: str, reply: q.Reply) -> None:
-            good = isinstance(round_.verdict, q.Kept)
+            good = isinstance(round_.verdict, q.Kept) and not deadline.passed(self._clock.now())
             if good and reply.status == "MISSING" and self._current == grant.id:
                 self._links[node].call(self._command(("lk1_adopt", *arguments)), _ignore)
 

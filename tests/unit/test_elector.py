@@ -208,6 +208,7 @@ async def test_cannot_tell_ends_the_tenure_at_the_deadline_and_not_before() -> N
     assert bench.store.times("not leading") == [TIMINGS.renew_deadline]
     assert len(bench.store.times("renew")) > 10, "it tries again within what is left"
     assert "connection refused" in bench.listener.reasons[0]
+    assert bench.store.times("release") == [], "what is left of the lease is the app's time to stop"
     await bench.stop()
 
 
@@ -293,7 +294,7 @@ async def test_a_bug_ends_the_tenure_aloud() -> None:
     bench.store.on_renew = bug
     with pytest.raises(ZeroDivisionError):
         await bench.start()
-    assert [what for _, what in bench.store.log[-3:]] == ["not leading", "release", "released"]
+    assert [what for _, what in bench.store.log[-2:]] == ["renew", "not leading"]
     assert bench.elector.state is State.STOPPED
 
 
@@ -452,8 +453,9 @@ async def test_step_down_by_request_gives_the_others_a_chance() -> None:
     bench.store.on_renew = asked
     bench.start()
     await bench.until("acquire", 2)
-    gave_up, again = bench.store.times("released")[0], bench.store.times("acquire")[1]
-    assert again - gave_up >= TIMINGS.retry_period
+    told, gave_up = bench.store.times("not leading")[0], bench.store.times("release")[0]
+    assert gave_up - told == pytest.approx(TIMINGS.time_to_stop, abs=0.002), "the app stops first"
+    assert bench.store.times("acquire")[1] - gave_up >= TIMINGS.retry_period
     await bench.stop()
 
 

@@ -205,7 +205,7 @@ def test_a_helper_that_knows_nothing_of_a_lock_stands_for_its_floor() -> None:
     assert merge([survivor]).fences == {"a": 5}
 
 
-@pytest.mark.parametrize("nonsense", [str(NOT_A_TOKEN), "nan", "-1", "1e9", "", "٣"])
+@pytest.mark.parametrize("nonsense", [str(NOT_A_TOKEN), "9" * 5000, "nan", "-1", "1e9", "", "٣"])
 def test_a_counter_that_a_tenant_made_up_is_not_adopted(nonsense: str) -> None:
     learnt = Learnt().with_page(page("a", nonsense, "b", "2"))
     assert (learnt.fences, learnt.nonsense) == ({"b": 2}, ("a",))

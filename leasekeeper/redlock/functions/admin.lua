@@ -184,6 +184,8 @@ local function birth(_, args)
   for i = 5, #args do
     vector[args[i]] = math.max(vector[args[i]] or 0, least)
   end
+  -- A late caller may know an older record.
+  generation = math.max(generation, tonumber(redis.call('HGET', NODE, 'birth') or '0'))
   redis.call('HSET', NODE, 'birth', int(generation), 'floor', int(math.max(node.floor, floor)),
     'generation', int(generation), 'vector', write_vector(vector),
     'incarnation', int(math.max(tonumber(node.incarnation) or 0, least)))
