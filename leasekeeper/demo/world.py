@@ -15,6 +15,7 @@ from leasekeeper.demo.history import Reading, read
 from leasekeeper.demo.processes import Child, free_ports, server_binary
 from leasekeeper.redlock import users
 from leasekeeper.redlock.membership import Membership, Node
+from leasekeeper.redlock.registry import FRESH
 from leasekeeper.redlock.server_config import server_config
 
 LOCK = "demo/leader"
@@ -91,6 +92,7 @@ class World:
             (credentials / name).write_text(password)
         (self.home / "users").write_text(f"{LOCK} {users.digest(lock_password)}\n")
         self._json("membership.json", self.membership.to_json())
+        self._json("registry.json", FRESH.to_json())
         lock = {
             "version": 1,
             "lock": LOCK,

@@ -72,6 +72,12 @@ class Record:
             ) from None
 
 
+FRESH = Record(0, 0, 0, {})
+"""The record of an ensemble that nobody was ever given. Whoever makes an ensemble, and knows that
+no candidate can hold a lease of an earlier one under the same names and passwords, writes it: then
+the first birth need not wait for a quarantine. No record at all says nothing of the kind."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeView:
     """What `lk1_state` of one node said."""
@@ -150,15 +156,18 @@ def decide_birth(
     remembering = {id: view for id, view in views.items() if view.open}
     empty = {id: view for id, view in views.items() if not view.open and view.life}
     enough = membership.quorum if waited else len(members)
-    if record is None:
+    rested = {id: view for id, view in empty.items() if view.rested}
+    if record is None or record.generation == 0:
         if remembering:
             return _restored(remembering)
-        if len(empty) < enough:
+        # Without any record these may be the nodes of an ensemble that was deleted and made again,
+        # whose leases still live.
+        unborn = rested if record is None else empty
+        if len(unborn) < enough:
             return None
-        return Record(1, wall_ms, 0, {id: view.life for id, view in empty.items()})
+        return Record(1, wall_ms, 0, {id: view.life for id, view in unborn.items()})
     # Fewer than Q can remember only if more than N − Q have an empty memory. They must have rested:
     # then no round that began before the loss can still be won, and the survivors' F are final.
-    rested = {id: view for id, view in empty.items() if view.rested}
     lost = {id for id, view in rested.items() if record.lives.get(id) != view.life}
     if len(lost) <= len(members) - membership.quorum or len(rested | remembering) < enough:
         return None

@@ -247,6 +247,18 @@ def test_without_a_registry_a_node_waits_for_somebody_else_to_give_birth(flavour
         assert waiting.nodes[0].server.client().hget("lk:node", "floor") == "4711"
 
 
+def test_without_a_record_a_whole_ensemble_rests_before_its_birth(flavour: str) -> None:
+    """It may be one that was deleted and made again, whose leases still live."""
+    with Ensemble(3, flavour=flavour, agents=False) as three:
+        three.registry_file.unlink()
+        began = time.monotonic()
+        for node in three.nodes:
+            node.agent.start()
+        three.wait_open()
+        assert time.monotonic() - began >= three.membership.quarantine
+        assert json.loads(three.registry_file.read_text())["generation"] == 1
+
+
 def test_users_follow_the_file(ensemble: Ensemble, lock: str) -> None:
     user = f"lock:{lock}"
     assert all(node.has_user(user) for node in ensemble.nodes)

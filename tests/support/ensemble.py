@@ -25,6 +25,7 @@ from servers import PATIENCE, Passwords, Process, Server, free_port, wait_until
 
 from leasekeeper.redlock import functions, users
 from leasekeeper.redlock.membership import Membership, Node
+from leasekeeper.redlock.registry import FRESH
 
 
 class Agent(Process):
@@ -111,6 +112,7 @@ class Ensemble:
         self.users_file = self.home / "users"
         self.users_file.touch()
         self.registry_file = self.home / "registry.json"
+        self.registry_file.write_text(json.dumps(FRESH.to_json()))
         servers = [Server(flavour, passwords=self.passwords) for _ in range(n)]
         for server in servers:
             self._stack.callback(server.close)

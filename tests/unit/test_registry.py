@@ -12,6 +12,7 @@ import pytest
 from leasekeeper.lease import ConfigurationError
 from leasekeeper.redlock.membership import Membership, Node
 from leasekeeper.redlock.registry import (
+    FRESH,
     LEAP,
     FileRegistry,
     NodeView,
@@ -44,29 +45,39 @@ def open_(ids: Iterable[int], **facts: Any) -> dict[str, NodeView]:
 
 
 def test_all_members_with_an_empty_memory_are_born_above_unix_milliseconds() -> None:
-    record = decide_birth(None, empty(range(5)), MEMBERSHIP, WALL)
+    record = decide_birth(FRESH, empty(range(5)), MEMBERSHIP, WALL)
     assert record == Record(1, WALL, 0, {str(i): f"new-{i}" for i in range(5)})
 
 
 def test_a_birth_waits_for_every_member() -> None:
-    assert decide_birth(None, empty(range(4)), MEMBERSHIP, WALL) is None
+    assert decide_birth(FRESH, empty(range(4)), MEMBERSHIP, WALL) is None
 
 
 def test_after_a_long_wait_a_quorum_is_born_without_the_rest() -> None:
-    record = decide_birth(None, empty(range(3)), MEMBERSHIP, WALL, waited=True)
+    record = decide_birth(FRESH, empty(range(3)), MEMBERSHIP, WALL, waited=True)
     assert record is not None
     assert set(record.lives) == {"0", "1", "2"}
-    assert decide_birth(None, empty(range(2)), MEMBERSHIP, WALL, waited=True) is None
+    assert decide_birth(FRESH, empty(range(2)), MEMBERSHIP, WALL, waited=True) is None
 
 
 def test_a_member_without_a_life_is_not_there_yet() -> None:
     views = empty(range(5)) | {"4": NodeView(id="4", life="")}
-    assert decide_birth(None, views, MEMBERSHIP, WALL) is None
+    assert decide_birth(FRESH, views, MEMBERSHIP, WALL) is None
 
 
 def test_strangers_and_mistaken_addresses_do_not_count() -> None:
     strangers = empty(range(4)) | {"4": view("3", "new-3"), "9": view("9")}
-    assert decide_birth(None, strangers, MEMBERSHIP, WALL) is None
+    assert decide_birth(FRESH, strangers, MEMBERSHIP, WALL) is None
+
+
+def test_without_a_record_nobody_is_born_before_a_quarantine() -> None:
+    """An ensemble that was deleted and made again has the names and passwords of the old one: its
+    leases may still live, so its nodes have lost a memory and not begun one.
+    """
+    assert decide_birth(None, empty(range(5)), MEMBERSHIP, WALL) is None
+    born = decide_birth(None, empty(range(5), rested=True), MEMBERSHIP, WALL)
+    assert born is not None
+    assert born.generation == 1
 
 
 def test_an_ensemble_that_is_born_is_not_born_again() -> None:
