@@ -22,10 +22,13 @@ def server_config(
     port: int = 6379,
     bind: str = "* -::*",
     unix_socket: str | None = None,
+    max_memory: str = "64mb",
 ) -> str:
     """The text of the file. `agent`, `peer` and `operator` are digests of their passwords
     (`users.digest`).
 
+    `max_memory` must leave room below the container's limit: connections may take half as much
+    again, and a server that the kernel kills has lost its memory. A lock takes some 300 bytes.
     `directory` must be empty or read-only: a dump file there would be loaded at the next start.
     """
     lines = [
@@ -38,6 +41,17 @@ def server_config(
         # fault.
         "maxclients 10000",
         "tcp-keepalive 30",
+        # Sidecars are subscribed, and so no silence is too long for them; agents and the operator
+        # speak every few seconds. It ends who connects and never says a word.
+        "timeout 60",
+        # One tenant may fill the memory with its own lock's key. Then it, like everybody, gets no
+        # new grants, but whoever leads can renew (`allow-oom`). What its connections take counts
+        # too, so the largest of them are cut before they fill the memory.
+        f"maxmemory {max_memory}",
+        "maxmemory-clients 50%",
+        "proto-max-bulk-len 1mb",
+        "client-query-buffer-limit 1mb",
+        "client-output-buffer-limit pubsub 1mb 256kb 10",
         "user default off",
         f"user {users.AGENT} {' '.join(users.agent_rules(agent))}",
         f"user {users.PEER} {' '.join(users.peer_rules(peer))}",
