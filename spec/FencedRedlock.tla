@@ -141,9 +141,12 @@ TokensGrow == \A a \in Won : attempt[a].phase = "leads" => attempt[a].token > at
 \* No renewal is good if a larger token had been won before it began.
 NoStaleRenewal == \A a \in Attempt : attempt[a].phase # "stale"
 
-\* For a mutant whose shortest trace is long: ghosts do not vote, and nobody guesses beyond 1.
+\* For a mutant whose shortest trace is long: where to look for it. Ghosts do not vote, nobody guesses
+\* beyond 1, and the first attempt wins on the mortal nodes before the second begins.
 Narrow == /\ \A a \in Attempt : attempt[a].guess <= 1
           /\ \A n \in Replaced : server[n][1].owner = Nobody
+          /\ \A n \in Node \ Mortal : attempt[1].grant[n] \in {Unsent, Due}
+          /\ attempt[2].phase # "idle" => attempt[1].phase = "leads"
 
 Symmetry == Permutations(Mortal \ Replaced) \cup Permutations(Node \ Mortal)
 =============================================================================

@@ -73,7 +73,7 @@ def complaint(configuration: Configuration, outcome: Outcome) -> str | None:
 
 
 def row(*cells: str) -> str:
-    widths = (36, 26, 26, 10, 6, 7)
+    widths = (46, 26, 26, 10, 6, 7)
     left = "  ".join(f"{cell:<{width}}" for cell, width in zip(cells[:3], widths[:3], strict=True))
     right = "  ".join(f"{cell:>{width}}" for cell, width in zip(cells[3:], widths[3:], strict=True))
     return f"{left}  {right}"
@@ -127,7 +127,7 @@ def main() -> int:
         everything = discover()
         if options.list:
             for configuration in everything:
-                print(f"{configuration.name:<36}  {configuration.expect}")
+                print(f"{configuration.name:<46}  {configuration.expect}")
             return 0
         if options.trace:
             return show_trace(pick(everything, options.trace))
