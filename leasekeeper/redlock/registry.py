@@ -34,6 +34,12 @@ stands still; unix milliseconds outrun that by far."""
 NOT_A_TOKEN = 2**52
 """A counter at or above it was not made by the protocol: a tenant may have written it."""
 
+PLAUSIBLE = 2**32
+"""How far above the clock and the record's floor a survivor's counter may be: seven weeks of a
+wrong clock, or four billion hand-overs. What is above was written by a tenant into its own lock. It
+stays there, and does not become everybody's floor: with one just below NOT_A_TOKEN, no lock could
+be won again."""
+
 
 @dataclass(frozen=True, slots=True)
 class Record:
@@ -175,7 +181,9 @@ def decide_birth(
 
 
 def _reborn(record: Record, views: Mapping[str, NodeView], wall_ms: int) -> Record:
-    tokens = (max(view.floor, view.highest) for view in views.values())
+    largest = max(wall_ms, record.floor) + PLAUSIBLE
+    counters = (counter for view in views.values() for counter in (view.floor, view.highest))
+    tokens = (counter for counter in counters if counter <= largest)
     known = (max([view.incarnation, *view.vector.values()]) for view in views.values())
     return Record(
         generation=record.generation + 1,
@@ -232,13 +240,24 @@ class FileRegistry:
         except FileNotFoundError:
             return None
         except OSError as wrong:
-            raise ConfigurationError(f"registry {self._path}: {wrong.strerror}") from None
+            raise self._refused("cannot be read", wrong) from None
+        except UnicodeDecodeError as wrong:
+            raise ConfigurationError(f"registry {self._path}: not JSON: {wrong}") from None
         try:
             return Record.from_json(json.loads(text))
-        except json.JSONDecodeError as wrong:
+        except (json.JSONDecodeError, RecursionError) as wrong:
             raise ConfigurationError(f"registry {self._path}: not JSON: {wrong}") from None
 
     def compare_and_swap(self, expected: Record | None, new: Record) -> bool:
+        try:
+            return self._swap(expected, new)
+        except OSError as wrong:
+            raise self._refused("cannot be written", wrong) from None
+
+    def _refused(self, what: str, wrong: OSError) -> ConfigurationError:
+        return ConfigurationError(f"registry {self._path}: {what}: {wrong.strerror or wrong}")
+
+    def _swap(self, expected: Record | None, new: Record) -> bool:
         # The lock is a file of its own, because the record's file is replaced at each write.
         with open(f"{self._path}.lock", "w", encoding="utf-8") as guard:
             fcntl.flock(guard, fcntl.LOCK_EX)

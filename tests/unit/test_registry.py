@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,6 +16,7 @@ from leasekeeper.redlock.membership import Membership, Node
 from leasekeeper.redlock.registry import (
     FRESH,
     LEAP,
+    PLAUSIBLE,
     FileRegistry,
     NodeView,
     Record,
@@ -116,6 +119,23 @@ def test_a_survivors_counters_are_below_the_floor() -> None:
     assert reborn.lives["0"] == "life-0"
 
 
+@pytest.mark.parametrize("written", [2**52 - 1, WALL + PLAUSIBLE + 1])
+def test_what_a_tenant_wrote_into_its_own_lock_is_not_everybodys_floor(written: int) -> None:
+    """With a floor just below 2^52 no lock could ever be won again."""
+    views = open_([0], highest=written, floor=WALL + 2 * LEAP) | empty(range(1, 5), rested=True)
+    reborn = decide_birth(BORN, views, MEMBERSHIP, WALL)
+    assert reborn is not None
+    assert reborn.floor == WALL + 2 * LEAP
+    assert reborn.lives["0"] == "life-0"
+
+
+def test_a_counter_is_plausible_far_above_a_clock_that_was_set_back() -> None:
+    views = open_([0], highest=WALL + PLAUSIBLE) | empty(range(1, 5), rested=True)
+    reborn = decide_birth(BORN, views, MEMBERSHIP, wall_ms=0)
+    assert reborn is not None
+    assert reborn.floor == WALL + PLAUSIBLE
+
+
 def test_a_registry_that_forgot_is_told_by_the_nodes_and_nobody_is_born() -> None:
     """Otherwise the next total loss would pass for a first start."""
     views = open_(range(2), floor=WALL + 5) | empty(range(2, 5), rested=True)
@@ -214,3 +234,29 @@ def test_a_damaged_file_is_an_error_that_names_it(tmp_path: Path) -> None:
     path.write_text('{"generation": 1')
     with pytest.raises(ConfigurationError, match=r"registry\.json"):
         FileRegistry(str(path)).read()
+
+
+def test_a_file_that_is_not_text_is_an_error_and_not_unborn(tmp_path: Path) -> None:
+    (tmp_path / "registry.json").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigurationError, match="not JSON"):
+        FileRegistry(str(tmp_path / "registry.json")).read()
+
+
+def test_a_directory_that_is_gone_is_an_error_that_an_agent_survives(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="cannot be written: No such file"):
+        FileRegistry(str(tmp_path / "gone" / "registry.json")).compare_and_swap(None, BORN)
+
+
+def test_a_full_disk_is_an_error_that_an_agent_survives_and_the_record_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    registry = FileRegistry(str(tmp_path / "registry.json"))
+    assert registry.compare_and_swap(None, BORN)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(ConfigurationError, match="No space left"):
+            registry.compare_and_swap(BORN, Record(2, BORN.floor, 0, {}))
+    assert registry.read() == BORN
