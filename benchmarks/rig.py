@@ -17,6 +17,7 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,7 @@ class Rig:
         self.ensemble.write_users("".join(f"{lock} {digest}\n" for lock in locks))
         last = users.lock_user(locks[-1])
         for node in self.ensemble.nodes:
-            wait_until(lambda node=node: node.has_user(last), f"node {node.id} to know {last}")
+            wait_until(partial(node.has_user, last), f"node {node.id} to know {last}")
             with node.server.client() as client:
                 rules = ("reset", "on", f"#{digest}", "~bench:*", "~redlock:*", "&*", "+@all")
                 client.execute_command("ACL", "SETUSER", PEER_USER, *rules)

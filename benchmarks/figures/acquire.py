@@ -57,13 +57,14 @@ def _two_hung(rig: Rig, addresses: list[str]) -> dict[str, float]:
     seconds: dict[str, list[float]] = {name: [] for name in counts}
     for _ in range(1 if rig.quick else 3):
         for name, count in counts.items():
-            more = {**job, "count": count, "start_at": boot() + START}
+            start_at = boot() + START
+            more = {**job, "count": count, "start_at": start_at}
             if name == "ours":
                 worker = rig.ours("acquire", "bench/acquire", **more)
             else:
                 variant = name.partition(", ")[2]
                 worker = rig.redsync("acquire", LOCK, variant=variant, **more)
-            seconds[name] += _hang_at_start(rig, worker, more["start_at"])
+            seconds[name] += _hang_at_start(rig, worker, start_at)
     return {name: 1000 * percentile(found, 50) for name, found in seconds.items()}
 
 

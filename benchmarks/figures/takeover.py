@@ -52,7 +52,7 @@ def _takeover(rig: Rig, waiters: int) -> float:
         finally:
             process.kill()
     lease_end = float(renewals[-1].split()[0]) + TIMINGS.lease_duration
-    began = [tenure[1] for result in results for tenure in result["tenures"]]
+    began = [float(tenure[1]) for result in results for tenure in result["tenures"]]
     return min(began) - lease_end
 
 

@@ -74,13 +74,13 @@ class TestWhoCounts:
     @pytest.mark.parametrize("status", ["CLOSED", "EPOCH", "TTL", "dead"])
     def test_no_answer_is_not_a_no(self, status: str) -> None:
         """A rolling restart must not depose a healthy leader."""
-        silent: q.Reply | Failure = {
+        said: dict[str, q.Reply | Failure] = {
             "CLOSED": reply("CLOSED"),
             "EPOCH": reply("EPOCH", "2-abc", "…"),
             "TTL": reply("TTL", "1000"),
             "dead": DEAD,
-        }[status]
-        assert q.judge_renewal(votes(*[silent] * 5), 5) == q.Undecided()
+        }
+        assert q.judge_renewal(votes(*[said[status]] * 5), 5) == q.Undecided()
 
 
 class TestRenewal:
