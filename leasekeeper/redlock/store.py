@@ -290,10 +290,17 @@ class RedlockStore:
 
 
 def _latest_request(requests: tuple[str, ...]) -> Request | None:
-    """Nodes may have been told at different times: the highest sequence number is the wish."""
+    """Nodes may have been told at different times: the highest sequence number is the wish.
+
+    The field is the tenant's own, so anything may stand there; what has no number is no wish.
+    """
     parsed = [text.split(" ", 2) for text in requests]
     return max(
-        (Request(int(p[0]), p[1], p[2] if len(p) > 2 else "") for p in parsed if len(p) > 1),
+        (
+            Request(int(p[0]), p[1], p[2] if len(p) > 2 else "")
+            for p in parsed
+            if len(p) > 1 and p[0].isascii() and p[0].isdigit() and len(p[0]) <= 16
+        ),
         key=lambda request: request.sequence,
         default=None,
     )

@@ -187,7 +187,7 @@ class TcpLink:
             try:
                 wire = await self._connect()
             except (OSError, TimeoutError, ConnectionError) as error:
-                self._down = f"{self.node.address}: {error or 'no answer while connecting'}"
+                self._down = f"{self.node.address}: {str(error) or 'no answer while connecting'}"
                 # Jitter, so that the sidecars of a whole cluster do not come back in one wave.
                 await asyncio.sleep(pause * random.uniform(0.5, 1.0))
                 pause = min(pause * 2, LONGEST_PAUSE)

@@ -7,7 +7,16 @@ from collections.abc import Callable, Mapping
 
 from virtual_time import VirtualClock, run
 
-from leasekeeper.lease import Candidate, Grant, Lost, Released, Timings, Unavailable, Unknown
+from leasekeeper.lease import (
+    Candidate,
+    Grant,
+    Lost,
+    Released,
+    Request,
+    Timings,
+    Unavailable,
+    Unknown,
+)
 from leasekeeper.redlock.membership import Membership, Node
 from leasekeeper.redlock.store import RedlockStore
 from leasekeeper.redlock.transport import Answer, Failure, Link, OnAnswer, OnPush
@@ -242,5 +251,29 @@ def test_a_failure_is_decided_as_soon_as_it_is_certain() -> None:
             bench.links[number].says = lambda _: None
         assert isinstance(await bench.store.acquire(), Unavailable)
         assert asyncio.get_running_loop().time() < 0.01
+
+    run(scenario())
+
+
+def test_a_request_without_a_number_is_no_request_and_no_end() -> None:
+    """The field is in the key of the tenant's own lock, and it may write there what it likes."""
+    nonsense = ["x stop", "-1 stop", "² stop", "9" * 5000 + " stop", " ", "", "7"]
+    wishes = iter([*nonsense, "2 yield please do", "1 yield"] * 5)
+
+    def says(command: tuple[str, ...]) -> Answer:
+        if command[1] == "lk1_renew":
+            return [b"OK", next(wishes).encode(), b"1", b""]
+        return yes(command)
+
+    async def scenario() -> None:
+        bench = Bench(says)
+        grant = await bench.won()
+        seen = set()
+        for _ in range(9):
+            renewed = await bench.store.renew(grant)
+            assert isinstance(renewed, Grant), renewed
+            seen.add(renewed.request)
+        assert Request(2, "yield", "please do") in seen
+        assert seen <= {None, Request(2, "yield", "please do"), Request(1, "yield", "")}
 
     run(scenario())
