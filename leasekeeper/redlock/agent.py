@@ -142,6 +142,7 @@ class Agent:
             step = next_step(self._life, own, peers, self._membership, self._record(), _now())
             self._take(step, server, self._life)
             if isinstance(step, steps.Rest | steps.Wait):
+                self._peers.tell_outranked(peers)
                 self._give_birth({**peers, own.id: own})
                 left = step.until - _now() if isinstance(step, steps.Rest) else POLL
                 time.sleep(max(0.0, min(left, POLL)))
@@ -150,10 +151,12 @@ class Agent:
         node = self._settings.node
         match step:
             case steps.Announce(number, others):
-                self._life = replace(life, number=number)
+                # Those who know an older number are asked again.
+                same = number == life.number
+                self._life = life = life if same else replace(life, number=number, announced={})
                 for peer in others:
-                    if self._life.number == number:
-                        self._life = self._peers.announce(self._life, node, peer, _now)
+                    if life.number == number:
+                        self._life = life = self._peers.announce(life, node, peer, _now)
             case steps.Become(number):
                 server.meant("lk1_become", life.name, node, str(number))
                 self._status.update(incarnation=number)
@@ -303,8 +306,8 @@ class Agent:
         own = server.state()
         if record is not None and listed_anew(record, own):
             self._take_birth(server, record)
-        elif record is not None and left_behind(record, own):
-            log("left-behind", node=own.id, generation=own.generation, now=record.generation)
+        elif steps.outranked(own) or (record is not None and left_behind(record, own)):
+            log("left-behind", node=own.id, generation=own.generation, number=own.incarnation)
             server.close()
             return True
         return False

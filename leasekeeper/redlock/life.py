@@ -174,6 +174,13 @@ def listed_anew(record: Record, own: NodeView) -> bool:
     return record.lives.get(own.id) == own.life and own.birth < record.generation
 
 
+def outranked(own: NodeView) -> bool:
+    """Whether a later server of the same name has announced itself, so that this one's votes do not
+    count. If that one is gone, only a new life brings the node back.
+    """
+    return own.incarnation < own.vector.get(own.id, 0)
+
+
 def left_behind(record: Record, own: NodeView) -> bool:
     """Whether an open node slept through a total loss: the others count its votes no more, and it
     must begin a new life to be one of them again.
@@ -194,6 +201,14 @@ def _after_quarantine(
     until = max(life.first_seen, last) + quarantine(life, membership)
     if now < until:
         return Rest(until)
+    known = max(view.vector.get(own.id, 0) for view in (own, *peers.values()))
+    if 0 < life.number < known:
+        # Another server of this node's name announced itself after us: our votes would not count.
+        # It is left the time to open; if it was a ghost, this one takes its place when it is gone.
+        again = until + quarantine(life, membership)
+        if now < again:
+            return Wait(f"a server of the same name announced itself later, as number {known}")
+        return Announce(known + 1, tuple(peers))
     if own.birth:
         return Open(own.birth)  # reborn after a total loss
     if len(helpers) < membership.quorum:
@@ -215,12 +230,16 @@ def _helpers(life: Life, peers: Mapping[str, NodeView]) -> list[str]:
     a ghost: what a server does not know that another one has replaced, its successor may have voted
     for since. One of the others knows, because the successor announced itself to Q of them.
     """
-    latest = {id: max(view.vector.get(id, 0) for view in peers.values()) for id in peers}
+    ghosts = outranked_peers(peers)
     return [
-        id
-        for id in _earliest(life, None)
-        if id in peers and peers[id].open and peers[id].incarnation >= latest[id]
+        id for id in _earliest(life, None) if id in peers and peers[id].open and id not in ghosts
     ]
+
+
+def outranked_peers(peers: Mapping[str, NodeView]) -> dict[str, int]:
+    """By id: the number of the later life that another one has heard of."""
+    latest = {id: max(view.vector.get(id, 0) for view in peers.values()) for id in peers}
+    return {id: latest[id] for id, view in peers.items() if view.incarnation < latest[id]}
 
 
 def _earliest(life: Life, count: int | None) -> list[str]:

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from leasekeeper.redlock import users
 from leasekeeper.redlock.blocking import Broken, Connection, Refusal
-from leasekeeper.redlock.life import Learnt, Life, merge
+from leasekeeper.redlock.life import Learnt, Life, merge, outranked_peers
 from leasekeeper.redlock.membership import Membership, Node
 from leasekeeper.redlock.registry import NodeView
 
@@ -55,9 +55,19 @@ class Peers:
             return life.outranked(int(reply[1]))
         return life.accepted(peer, reply[2], now(), int(reply[1]) / 1e6)
 
+    def tell_outranked(self, views: Mapping[str, NodeView]) -> None:
+        """An open node asks nobody: if a server of its name announced itself later, and is gone,
+        its votes would never count again. It is told, and begins a new life.
+        """
+        for id, number in outranked_peers(views).items():
+            if views[id].open and views[id].vector.get(id, 0) < number:
+                self._ask(id, "lk1_announce", id, str(number))
+
     def learn(self, helpers: Mapping[str, str]) -> Learnt | None:
-        """The maximum of what these know. None: one of them is not what it was; begin again."""
-        known = []
+        """The maximum of what these know. None: one of them is not what it was, or is a ghost by
+        now, as another one of them knows; begin again.
+        """
+        known, incarnations = [], {}
         for peer, life in helpers.items():
             learnt, cursor = Learnt(), ""
             while cursor != "0":
@@ -66,8 +76,11 @@ class Peers:
                     return None
                 cursor = page[1]
                 learnt = learnt.with_page(page)
+                incarnations[peer] = int(page[-2])
             known.append(learnt)
-        return merge(known)
+        learnt = merge(known)
+        outranked = any(number < learnt.vector.get(id, 0) for id, number in incarnations.items())
+        return None if outranked else learnt
 
     def with_highest(self, views: Mapping[str, NodeView]) -> Mapping[str, NodeView]:
         """The views with the largest F of each open node filled in: a total loss begins above it.

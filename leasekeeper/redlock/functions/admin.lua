@@ -67,17 +67,22 @@ end
 
 -- announce(node, i): node says that it begins its i-th life. From now on this node's replies make
 -- its older votes not count. Only a number above the known one is taken, so no two lives of a node
--- can have the same number at a quorum. VOID: I have no memory yet that could keep it, or the
--- caller takes me for somebody else.
+-- can have the same number at a quorum. VOID: I have no memory yet that could keep it, or it is my
+-- own name: then somebody tells me that a later server of that name has announced itself.
 --   OK max_ttl life | LOW known | VOID
 local function announce(_, args)
   local id, incarnation = args[1], tonumber(args[2])
   local node = read_node()
-  if not node.life or node.id == id then
+  if not node.life then
     return reply(node, 'VOID')
   end
   local vector = read_vector(node.vector)
   local known = vector[id] or 0
+  if node.id == id then
+    vector[id] = math.max(known, incarnation)
+    redis.call('HSET', NODE, 'vector', write_vector(vector))
+    return reply(read_node(), 'VOID')
+  end
   if incarnation <= known then
     return reply(node, 'LOW', int(known))
   end
