@@ -24,7 +24,16 @@ from leasekeeper_operator.lock_users import LockUsers
 from leasekeeper_operator.manifests.common import text_of
 from leasekeeper_operator.manifests.ensemble import credentials_secret, ensemble_objects
 from leasekeeper_operator.model import Ensemble, Key, lock_key
-from leasekeeper_operator.nodes import OPEN, NodeError, Nodes, Passwords, Resolve, Sight, by_name
+from leasekeeper_operator.nodes import (
+    OPEN,
+    NodeError,
+    Nodes,
+    Passwords,
+    Resolve,
+    Sight,
+    by_name,
+    without_ghosts,
+)
 from leasekeeper_operator.queue import Queue
 from leasekeeper_operator.settings import Settings
 from leasekeeper_operator.status import (
@@ -56,6 +65,8 @@ class _State:
     passwords: Passwords | None = None
     nodes: Nodes | None = None
     no_quorum_since: float | None = None
+    generation: int = 0
+    """Of the spec that the locks were last told of."""
     opened: tuple[str, ...] | None = None
     """The nodes that were open at the last look."""
     seen: tuple[list[Object], float] | None = None
@@ -79,7 +90,7 @@ class EnsembleReconciler:
         self._queue = queue
         self._resolve = resolve
         self._now = now
-        self._users = LockUsers(api, applier, now=now)
+        self._users = LockUsers(api, applier, settings.default_place, now=now)
         self._states: dict[Key, _State] = {}
 
     def objects_changed(self, key: Key) -> None:
@@ -104,8 +115,13 @@ class EnsembleReconciler:
         nodes = await self._nodes(ensemble, state)
         sights = await nodes.look()
         obj = await self._birth(ensemble, state, obj, nodes, sights)
+        sights = without_ghosts(_record(obj), sights)
         await self._users.sync(ensemble, nodes, sights)
         await self._write_status(ensemble, obj, sights)
+        if state.generation != ensemble.generation:
+            # Which locks it serves may have changed.
+            state.generation = ensemble.generation
+            state.opened = None
         opened = tuple(sorted(id for id, sight in sights.items() if sight.state == OPEN))
         if opened != state.opened:
             log.info("nodes-open ensemble=%s open=%s", key, ",".join(opened) or "none")
@@ -248,9 +264,7 @@ class EnsembleReconciler:
         self, ensemble: Ensemble, obj: Object, sights: Mapping[str, Sight]
     ) -> None:
         old = obj.get("status", {})
-        saved = old.get("registry")
-        record = Record.from_json(saved) if saved else None
-        conditions = ensemble_conditions(ensemble.membership, record, sights)
+        conditions = ensemble_conditions(ensemble.membership, _record(obj), sights)
         new = {
             "observedGeneration": ensemble.generation,
             "openNodes": sum(sight.state == OPEN for sight in sights.values()),
@@ -261,6 +275,11 @@ class EnsembleReconciler:
         }
         if changed(old, new):
             await self._api.patch_status(obj, new)
+
+
+def _record(obj: Object) -> Record | None:
+    saved = obj.get("status", {}).get("registry")
+    return Record.from_json(saved) if saved else None
 
 
 def _unborn(record: Record, node: str, view: NodeView) -> bool:

@@ -1,7 +1,9 @@
 """Publishes a DistributedLock to its namespace, and says whether it can be used.
 
 What cannot be done is said in the status, and what runs is left as it is: a lock whose spec became
-impossible keeps its Secret, its user on the nodes, and its leader.
+impossible keeps its Secret, its user on the nodes, and its leader. Two things come before that: a
+namespace that its ensemble no longer serves is cut off, and a lock that was deleted and made again
+on another ensemble is published only when the old one can have no leader of it (lock_users.py).
 """
 
 from __future__ import annotations
@@ -15,14 +17,16 @@ from datetime import UTC, datetime
 from leasekeeper_operator import names
 from leasekeeper_operator.api import ENSEMBLE, LOCK, SECRET, Api, Object
 from leasekeeper_operator.apply import Applier, stamped
+from leasekeeper_operator.manifests.ensemble import known_locks
 from leasekeeper_operator.manifests.lock import (
     ensemble_of,
     lock_secret,
     password_of,
+    published_by,
     role,
     role_binding,
 )
-from leasekeeper_operator.model import Ensemble, Key, Lock, ensemble_key
+from leasekeeper_operator.model import Ensemble, Key, Lock, ensemble_for, ensemble_key
 from leasekeeper_operator.settings import Settings
 from leasekeeper_operator.status import (
     READY,
@@ -34,6 +38,8 @@ from leasekeeper_operator.status import (
 
 log = logging.getLogger(__name__)
 
+MOVING = "MovingEnsemble"
+MOVING_SECONDS = 2.0  # how often a lock that waits for its old ensemble is looked at
 RESYNC_SECONDS = 600.0  # for what no watch reports: Role and RoleBinding edited by hand
 
 
@@ -64,7 +70,7 @@ class LockReconciler:
             await self._clean_up(key)
             return None
         lock = Lock.parse(obj)
-        place = lock.ensemble or (self._settings.namespace, self._settings.default_ensemble)
+        place = ensemble_for(obj, self._settings.default_place)
         found = await self._api.get(ENSEMBLE, *place)
         try:
             ensemble = self._accept(lock, place, found)
@@ -74,7 +80,7 @@ class LockReconciler:
         else:
             ready = Condition(READY, True, "Published", "pods can be candidates of this lock")
         await self._write_status(lock, obj, place, found, ready)
-        return RESYNC_SECONDS
+        return MOVING_SECONDS if ready.reason == MOVING else RESYNC_SECONDS
 
     def _accept(self, lock: Lock, place: tuple[str, str], found: Object | None) -> Ensemble:
         wanted = "/".join(place)
@@ -89,7 +95,8 @@ class LockReconciler:
             raise Refused(
                 "EnsembleNotAllowed",
                 f"LockEnsemble {wanted} does not serve locks of the namespace {lock.namespace}:"
-                " add it to the ensemble's spec.allowedNamespaces",
+                " add it to the ensemble's spec.allowedNamespaces. Until then its candidates are"
+                " cut off",
             )
         longest = lock.lease_duration + lock.lock_delay
         if longest > ensemble.longest_lease:
@@ -110,20 +117,35 @@ class LockReconciler:
         name = names.lock_objects(lock.name)
         current = await self._api.get(SECRET, lock.namespace, name)
         if current is None:
+            await self._refuse_while_elsewhere(lock, ensemble)
             # Created and not applied: of two operators, one makes the password. The other one's
             # conflict is tried again.
             await self._api.create(stamped(lock_secret(lock, ensemble, _password())))
             log.info("lock-published lock=%s ensemble=%s", lock.key, ensemble.key)
             self._locks_changed(ensemble.key)
             return
-        self._check_secret(lock, ensemble, current)
+        await self._check_secret(lock, ensemble, current)
         password = password_of(current) or _password()
         after = await self._applier.bring(lock_secret(lock, ensemble, password))
         if after["metadata"]["resourceVersion"] != current["metadata"]["resourceVersion"]:
             log.info("lock-republished lock=%s ensemble=%s", lock.key, ensemble.key)
             self._locks_changed(ensemble.key)
 
-    def _check_secret(self, lock: Lock, ensemble: Ensemble, secret: Object) -> None:
+    async def _refuse_while_elsewhere(self, lock: Lock, ensemble: Ensemble) -> None:
+        """A lock of this name may have been deleted on another ensemble a moment ago, and its pods
+        may still elect a leader there."""
+        for found in await self._api.find(ENSEMBLE):
+            other = Ensemble.parse(found)
+            if other.key == ensemble.key:
+                continue
+            name = names.users_secret(other.name)
+            secret = await self._api.get(SECRET, other.namespace, name)
+            if secret is None or lock.full_name not in known_locks(secret):
+                continue
+            self._locks_changed(other.key)
+            raise _moving(other.full_name, ensemble)
+
+    async def _check_secret(self, lock: Lock, ensemble: Ensemble, secret: Object) -> None:
         name = f"{lock.namespace}/{secret['metadata']['name']}"
         published = ensemble_of(secret)
         if published is None:
@@ -133,6 +155,11 @@ class LockReconciler:
                 " another name",
             )
         if published != (ensemble.namespace, ensemble.name):
+            if published_by(secret, lock.name) not in ("", lock.uid):
+                # Of a lock that is gone: this one has nothing to lose yet, and can be moved.
+                await self._api.delete(secret)
+                self._locks_changed(ensemble_key(*published))
+                raise _moving("/".join(published), ensemble)
             raise Refused(
                 "EnsembleChanged",
                 f"this lock was published on LockEnsemble {'/'.join(published)} and now asks for"
@@ -145,6 +172,9 @@ class LockReconciler:
         is gone and the ensemble looks."""
         secret = await self._api.get(SECRET, key.namespace, names.lock_objects(key.name))
         if secret is None or (published := ensemble_of(secret)) is None:
+            return
+        if not published_by(secret, key.name):
+            # An ensemble called leasekeeper-X has a Secret of the name that a lock's could have.
             return
         await self._api.delete(secret)
         log.info("lock-gone lock=%s ensemble=%s", key, "/".join(published))
@@ -174,6 +204,15 @@ class LockReconciler:
         )
         if changed(old, new):
             await self._api.patch_status(obj, new)
+
+
+def _moving(old: str, new: Ensemble) -> Refused:
+    return Refused(
+        MOVING,
+        f"a lock of this name was on LockEnsemble {old}, whose nodes may still have a leader of it:"
+        f" it is published on {new.full_name} when they have cut off its pods and its longest lease"
+        " has ended. Should too few of them answer, bring them back or delete that ensemble",
+    )
 
 
 def _password() -> str:

@@ -18,6 +18,10 @@ SERVER_PORT = 6379
 ALL_NAMESPACES = "*"
 
 
+Place = tuple[str, str]
+"""Namespace and name."""
+
+
 class Key(NamedTuple):
     """What the queue carries: which object to look at, never what was seen of it."""
 
@@ -116,8 +120,6 @@ class Ensemble(Resource):
 class Lock(Resource):
     """A DistributedLock."""
 
-    ensemble: tuple[str, str] | None
-    """Namespace and name of the ensemble; none: the installation's default."""
     lease_duration: int
     renew_deadline: int
     retry_period: int
@@ -128,13 +130,8 @@ class Lock(Resource):
     @classmethod
     def parse(cls, obj: Object) -> Lock:
         spec = obj["spec"]
-        reference = spec.get("ensembleRef")
-        namespace = obj["metadata"]["namespace"]
         return cls(
             **_resource(obj),
-            ensemble=(
-                (reference.get("namespace", namespace), reference["name"]) if reference else None
-            ),
             lease_duration=spec["leaseDurationSeconds"],
             renew_deadline=spec["renewDeadlineSeconds"],
             retry_period=spec["retryPeriodSeconds"],
@@ -155,6 +152,15 @@ class Lock(Resource):
             "retryPeriodSeconds": self.retry_period,
             "lockDelaySeconds": self.lock_delay,
         }
+
+
+def ensemble_for(lock: Object, default: Place) -> Place:
+    """The ensemble that a DistributedLock asks for. One rule, for whoever publishes a lock and for
+    whoever lets its candidates in: were they two, two ensembles could elect two leaders."""
+    reference = lock["spec"].get("ensembleRef")
+    if not reference:
+        return default
+    return reference.get("namespace", lock["metadata"]["namespace"]), reference["name"]
 
 
 def _resource(obj: Object) -> dict[str, Any]:

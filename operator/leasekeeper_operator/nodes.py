@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import redis.asyncio
@@ -21,7 +21,7 @@ from redis.exceptions import AuthenticationError, ConnectionError, RedisError
 from leasekeeper.redlock import users
 from leasekeeper.redlock.life import Learnt
 from leasekeeper.redlock.membership import Membership, Node
-from leasekeeper.redlock.registry import NodeView
+from leasekeeper.redlock.registry import NodeView, Record
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +30,7 @@ ANSWER_SECONDS = 1.5
 all nodes, which is taken in parallel, must end well within its period of five seconds."""
 
 OPEN, CLOSED, UNREACHABLE = "Open", "Closed", "Unreachable"
+LEFT_BEHIND = "delete its pod: it slept through a total loss and its votes do not count"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,8 @@ class Link:
             username=user,
             password=password,
             decode_responses=True,
+            # Tenants write the fields that `lk1_dump` reads; what is not text must not raise here.
+            encoding_errors="replace",
             socket_timeout=ANSWER_SECONDS,
             socket_connect_timeout=ANSWER_SECONDS,
             # What fails, fails now; the next look is the retry.
@@ -199,14 +202,25 @@ def sight_of_error(node: str, error: str) -> Sight:
     return Sight(node, UNREACHABLE, None, error[:1000])
 
 
+def without_ghosts(record: Record | None, sights: Mapping[str, Sight]) -> dict[str, Sight]:
+    """An open node of an older generation than the record's: the others count its votes no more."""
+    return {id: _judged(record, sight) for id, sight in sights.items()}
+
+
+def _judged(record: Record | None, sight: Sight) -> Sight:
+    view = sight.view
+    if record is None or view is None or not view.open:
+        return sight
+    if not 0 < view.generation < record.generation:
+        return sight
+    if record.lives.get(sight.id) == view.life:
+        return replace(sight, state=CLOSED, message="it is being told of the total loss")
+    return replace(sight, state=CLOSED, message=LEFT_BEHIND)
+
+
 def why_closed(view: NodeView) -> str:
     if not view.life:
         return "its agent has not begun yet"
     if not view.rested:
         return "it has no memory and is in quarantine"
     return "its quarantine is over; it is learning from the others"
-
-
-def summary(sights: Mapping[str, Sight]) -> str:
-    """For people: `4/5`."""
-    return f"{sum(sight.state == OPEN for sight in sights.values())}/{len(sights)}"

@@ -41,6 +41,11 @@ class Settings:
     """DEBUG, INFO, WARNING or ERROR."""
 
     @property
+    def default_place(self) -> tuple[str, str]:
+        """Namespace and name of the default ensemble."""
+        return self.namespace, self.default_ensemble
+
+    @property
     def webhook_names(self) -> list[str]:
         """Under which the API server calls: the first is what it verifies."""
         full = f"{self.webhook_service}.{self.namespace}.svc"

@@ -220,3 +220,49 @@ async def test_a_lock_made_again_takes_over_what_the_old_one_left(world: World) 
         (owner,) = world.get(kind)["metadata"]["ownerReferences"]
         assert owner["uid"] == made["metadata"]["uid"]
     assert world.condition("Ready")[0] == "True"
+
+
+async def test_a_lock_that_another_ensemble_may_still_know_is_not_published(world: World) -> None:
+    other = world.cluster.namespace()
+    world.cluster.ensemble(other, nodes=3)
+    known = f"{world.namespace}/orders"
+    for key, line in (("users", f"{known} 0123"), ("departing", known)):
+        world.cluster.run(
+            *("-n", other, "create", "secret", "generic", "main-users"),
+            f"--from-literal={key}={line}",
+        )
+        world.told.clear()
+        assert await world.reconciler.reconcile(world.key) == 2.0
+        status, reason, message = world.condition("Ready")
+        assert (status, reason) == ("False", "MovingEnsemble")
+        assert f"was on LockEnsemble {other}/main" in message
+        assert world.cluster.names(world.namespace, "secret") == []
+        assert world.told == [ensemble_key(other, "main")]
+        world.cluster.run("-n", other, "delete", "secret", "main-users")
+    await world.reconcile()
+    assert world.published()
+
+
+async def test_what_a_lock_of_the_same_name_left_on_another_ensemble_goes(world: World) -> None:
+    await world.reconcile()
+    world.cluster.run("-n", world.namespace, "delete", "dlock", "orders")
+    world.cluster.ensemble(world.namespace, "second", nodes=3)
+    world.cluster.lock(world.namespace, ensembleRef={"name": "second"})
+    await world.reconcile()
+    assert world.condition("Ready")[1] == "MovingEnsemble"
+    assert world.cluster.names(world.namespace, "secret") == []
+
+
+@pytest.mark.parametrize("owned", [False, True])
+async def test_a_secret_of_an_ensemble_with_a_colliding_name_stays(
+    world: World, owned: bool
+) -> None:
+    """The credentials of the ensemble leasekeeper-X, and a lock called X-credentials."""
+    labels = {"leasekeeper.dev/ensemble": "leasekeeper-x"}
+    if owned:  # labelled as a lock's, but it belongs to something else
+        labels["leasekeeper.dev/lock"] = "x-credentials"
+    metadata = {"name": "leasekeeper-x-credentials", "namespace": world.namespace}
+    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {**metadata, "labels": labels}}
+    world.cluster.apply(secret)
+    await world.reconciler.reconcile(lock_key(world.namespace, "x-credentials"))
+    assert world.get("secret", "leasekeeper-x-credentials")

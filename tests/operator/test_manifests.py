@@ -8,7 +8,12 @@ from typing import Any
 
 import pytest
 from leasekeeper_operator.manifests import ensemble_objects, lock_secret, role, role_binding
-from leasekeeper_operator.manifests.ensemble import network_policy, parse_users, users_secret
+from leasekeeper_operator.manifests.ensemble import (
+    known_locks,
+    network_policy,
+    parse_users,
+    users_secret,
+)
 from leasekeeper_operator.manifests.lock import ensemble_of, password_of
 from leasekeeper_operator.manifests.node import server_command, stateful_set
 
@@ -210,8 +215,9 @@ def test_allowed_namespaces_are_in_the_policy() -> None:
 
 def test_the_agent_understands_the_users_file() -> None:
     lines = {"shop/orders": users.digest("a"), "shop/stock": users.digest("b")}
-    written = text(users_secret(ensemble(), lines), "users")
-    assert users_file.parse(written, "file") == lines == parse_users(written)
+    secret = users_secret(ensemble(), lines, ["shop/left"])
+    assert users_file.parse(text(secret, "users"), "file") == lines == parse_users(secret)
+    assert known_locks(secret) == {*lines, "shop/left"}
 
 
 def test_a_lock_is_published_as_the_architecture_says() -> None:

@@ -30,9 +30,9 @@ def base64_data(**values: str) -> dict[str, str]:
     return {key: base64.b64encode(value.encode()).decode() for key, value in values.items()}
 
 
-def text_of(secret: Object, key: str) -> str:
+def text_of(secret: Object, key: str, errors: str = "strict") -> str:
     """A value of a Secret; empty if it is not there."""
-    return base64.b64decode(secret.get("data", {}).get(key, "")).decode()
+    return base64.b64decode(secret.get("data", {}).get(key, "")).decode(errors=errors)
 
 
 def selector(ensemble: Ensemble, node_id: str | None = None) -> dict[str, str]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
 
 from leasekeeper.redlock import users
 from leasekeeper.redlock.server_config import server_config
 from leasekeeper_operator import names
 from leasekeeper_operator.api import CONFIG_MAP, DISRUPTION_BUDGET, NETWORK_POLICY, SECRET, Object
-from leasekeeper_operator.manifests.common import base64_data, ensemble_object, selector
+from leasekeeper_operator.manifests.common import base64_data, ensemble_object, selector, text_of
 from leasekeeper_operator.manifests.node import AGENT_PORT, DATA, SOCKET, service, stateful_set
 from leasekeeper_operator.model import ALL_NAMESPACES, SERVER_PORT, Ensemble
 from leasekeeper_operator.nodes import Passwords
@@ -70,17 +71,31 @@ def server_secret(ensemble: Ensemble, configuration: str) -> Object:
     return ensemble_object(ensemble, SECRET, name, type="Opaque", data=data)
 
 
-def users_secret(ensemble: Ensemble, lines: dict[str, str]) -> Object:
-    """The file of `node-agent --users`: by lock, the digest of its password."""
+def users_secret(
+    ensemble: Ensemble, lines: Mapping[str, str], departing: Iterable[str] = ()
+) -> Object:
+    """The file of `node-agent --users`: by lock, the digest of its password. Beside it, for the
+    operator only: the locks that left and may still have a leader here."""
     text = "".join(f"{lock} {digest}\n" for lock, digest in sorted(lines.items()))
     name, data = names.users_secret(ensemble.name), base64_data(users=text)
+    if left := sorted(departing):
+        data |= base64_data(departing="".join(f"{lock}\n" for lock in left))
     return ensemble_object(ensemble, SECRET, name, type="Opaque", data=data)
 
 
-def parse_users(text: str) -> dict[str, str]:
+def parse_users(secret: Object) -> dict[str, str]:
     """The reverse of `users_secret`."""
-    words = (line.split() for line in text.splitlines())
+    words = (line.split() for line in text_of(secret, "users", "replace").splitlines())
     return {pair[0]: pair[1] for pair in words if len(pair) == 2}
+
+
+def parse_departing(secret: Object) -> set[str]:
+    return {*text_of(secret, "departing", "replace").split()}
+
+
+def known_locks(secret: Object) -> set[str]:
+    """Of ENSEMBLE-users: the locks that may have a leader on that ensemble."""
+    return {*parse_users(secret), *parse_departing(secret)}
 
 
 def membership(ensemble: Ensemble) -> Object:

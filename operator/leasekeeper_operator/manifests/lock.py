@@ -30,11 +30,28 @@ def lock_json(lock: Lock, ensemble: Ensemble, password: str) -> Object:
 
 
 def password_of(secret: Object) -> str:
-    """The password in a published lock.json; empty if there is none that can be read."""
+    """The password in a published lock.json; empty if there is none that can be read. Tenants can
+    write what they like there, so whatever is wrong with it is wrong with this one only."""
     try:
-        return str(json.loads(text_of(secret, "lock.json"))["redlock"]["password"])
-    except (ValueError, KeyError, TypeError):
+        password = json.loads(text_of(secret, "lock.json"))["redlock"]["password"]
+        password.encode()  # a lone surrogate is JSON, and not text
+        return str(password)
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return ""
+
+
+def published_by(secret: Object, lock: str) -> str:
+    """The uid of the DistributedLock of that name that this Secret belongs to; empty: it is not one
+    that we published for it."""
+    metadata = secret["metadata"]
+    if metadata.get("labels", {}).get(names.LABEL_LOCK) != lock:
+        return ""
+    for owner in metadata.get("ownerReferences", []):
+        if (owner["apiVersion"], owner["kind"]) == (LOCK.api_version, LOCK.name) and (
+            owner["name"] == lock
+        ):
+            return str(owner["uid"])
+    return ""
 
 
 def ensemble_of(secret: Object) -> tuple[str, str] | None:

@@ -1,0 +1,292 @@
+"""Who is let in on which ensemble: the API server, the nodes and the clock are played here."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from typing import Any, cast
+
+import pytest
+from leasekeeper_operator.api import Api, Kind
+from leasekeeper_operator.apply import Applier
+from leasekeeper_operator.lock_users import LockUsers
+from leasekeeper_operator.manifests.ensemble import known_locks, parse_users
+from leasekeeper_operator.manifests.lock import lock_secret
+from leasekeeper_operator.model import Ensemble, Lock, ensemble_key
+from leasekeeper_operator.nodes import LEFT_BEHIND, Link, NodeError, Nodes, Sight, without_ghosts
+
+from leasekeeper.redlock.registry import NodeView, Record
+from tests.operator.samples import Object, ensemble_object
+
+PLACE = ("store", "main")
+
+
+class World:
+    """One ensemble of three nodes, store/main, which is also the default."""
+
+    def __init__(self) -> None:
+        self.objects: dict[tuple[str, str, str], Object] = {}
+        self.on_nodes: dict[str, dict[str, str]] = {id: {} for id in "012"}
+        self.silent: set[str] = set()
+        self.now = 1000.0
+        self.ensemble = ensemble_object(nodes=3, allowedNamespaces=["shop"])
+        self.start_operator()
+
+    def start_operator(self) -> None:
+        api, applier = cast(Api, self), cast(Applier, self)
+        self.users = LockUsers(api, applier, PLACE, now=lambda: self.now)
+
+    # -- the API server ------------------------------------------------------------------------
+    async def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
+        return self.objects.get((kind.name, namespace, name))
+
+    async def find(self, kind: Kind, namespace: str | None = None, labels: str = "") -> Any:
+        mark = "leasekeeper.dev/lock"
+        found = [obj for (of, _, _), obj in self.objects.items() if of == kind.name]
+        return [obj for obj in found if not labels or mark in obj["metadata"].get("labels", {})]
+
+    async def bring(self, obj: Object) -> Object:
+        metadata = obj["metadata"]
+        self.objects[obj["kind"], metadata["namespace"], metadata["name"]] = obj
+        return obj
+
+    # -- the nodes -----------------------------------------------------------------------------
+    async def node_users(self, node: str) -> dict[str, str]:
+        if node in self.silent:
+            raise NodeError("it does not answer")
+        return dict(self.on_nodes[node])
+
+    async def set_user(self, node: str, lock: str, digest: str) -> None:
+        self.on_nodes[node][lock] = digest
+
+    async def delete_user(self, node: str, lock: str) -> None:
+        del self.on_nodes[node][lock]
+
+    # -- what tests do and see -----------------------------------------------------------------
+    def publish(self, name: str = "orders", namespace: str = "shop", uid: str = "l-1") -> None:
+        lock = self.make_lock(name, namespace, uid)
+        secret = lock_secret(Lock.parse(lock), Ensemble.parse(self.ensemble), "secret-of-" + name)
+        asyncio.run(self.bring(secret))
+
+    def make_lock(
+        self, name: str = "orders", namespace: str = "shop", uid: str = "l-1", **spec: Any
+    ) -> Object:
+        timings = {"leaseDuration": 15, "renewDeadline": 10, "retryPeriod": 2, "lockDelay": 0}
+        lock = {
+            "kind": "DistributedLock",
+            "metadata": {"name": name, "namespace": namespace, "uid": uid, "generation": 1},
+            "spec": {f"{key}Seconds": value for key, value in timings.items()} | spec,
+        }
+        return asyncio.run(self.bring(lock))
+
+    def secret(self, name: str = "orders", namespace: str = "shop") -> Object:
+        return self.objects["Secret", namespace, f"leasekeeper-{name}"]
+
+    def sync(self, after: float = 0.0, *, changed: bool = True) -> None:
+        self.now += after
+        ensemble = Ensemble.parse(self.ensemble)
+        if changed:
+            self.users.invalidate(ensemble.key)
+        view = NodeView(id="", life="a", open=True)
+        nodes = type("Played", (), {"users": self.node_users, "set_user": self.set_user})
+        nodes.delete_user = self.delete_user  # type: ignore[attr-defined]
+        sights = {id: Sight(id, "Open", view) for id in "012"}
+        asyncio.run(self.users.sync(ensemble, cast(Nodes, nodes), sights))
+
+    @property
+    def users_secret(self) -> Object:
+        return self.objects["Secret", "store", "main-users"]
+
+    @property
+    def in_file(self) -> set[str]:
+        return {*parse_users(self.users_secret)}
+
+
+@pytest.fixture
+def world() -> World:
+    world = World()
+    world.publish()
+    world.publish("stays")
+    world.sync()
+    assert world.in_file == {"shop/orders", "shop/stays"}
+    return world
+
+
+def move(world: World, *, with_secret: bool) -> None:
+    world.make_lock(uid="l-2", ensembleRef={"name": "other", "namespace": "store"})
+    if with_secret:
+        del world.objects["Secret", "shop", "leasekeeper-orders"]
+
+
+@pytest.mark.parametrize("with_secret", [True, False])
+def test_a_lock_made_again_on_another_ensemble_is_cut_off_here(
+    world: World, with_secret: bool
+) -> None:
+    move(world, with_secret=with_secret)
+    world.sync()
+    assert world.in_file == {"shop/stays"}
+    assert all({*users} == {"shop/stays"} for users in world.on_nodes.values())
+
+
+def test_a_lock_that_left_is_named_until_its_longest_lease_has_ended(world: World) -> None:
+    move(world, with_secret=True)
+    world.sync()
+    assert "shop/orders" in known_locks(world.users_secret)
+    world.sync(31)  # the quarantine of the sample: 32 s
+    assert "shop/orders" in known_locks(world.users_secret)
+    world.sync(1, changed=False)
+    assert known_locks(world.users_secret) == {"shop/stays"}
+
+
+def test_an_operator_that_starts_anew_waits_anew(world: World) -> None:
+    move(world, with_secret=True)
+    world.sync()
+    world.start_operator()
+    world.sync(40)
+    assert "shop/orders" in known_locks(world.users_secret)
+    world.sync(32)
+    assert known_locks(world.users_secret) == {"shop/stays"}
+
+
+def test_the_wait_begins_when_the_nodes_that_may_know_it_are_no_quorum(world: World) -> None:
+    move(world, with_secret=True)
+    world.silent = {"0", "1"}
+    world.sync()
+    world.sync(100)
+    assert "shop/orders" in known_locks(world.users_secret)
+    world.silent = {"0"}
+    world.sync()
+    world.sync(31)
+    assert "shop/orders" in known_locks(world.users_secret)
+    world.sync(1)
+    assert "shop/orders" not in known_locks(world.users_secret)
+
+
+def test_a_node_that_let_it_in_again_begins_the_wait_anew(world: World) -> None:
+    move(world, with_secret=True)
+    world.sync()
+    world.on_nodes["0"]["shop/orders"] = "of an old file"
+    world.sync(30)
+    assert "shop/orders" not in world.on_nodes["0"]
+    world.sync(5)
+    assert "shop/orders" in known_locks(world.users_secret)
+
+
+def test_a_lock_made_again_here_does_not_wait(world: World) -> None:
+    del world.objects["DistributedLock", "shop", "orders"]
+    world.sync()
+    world.publish(uid="l-2")
+    world.sync()
+    assert world.in_file == {"shop/orders", "shop/stays"}
+    assert "departing" not in world.users_secret["data"]
+
+
+def test_a_lock_whose_default_changed_stays_where_it_was_published(world: World) -> None:
+    world.users = LockUsers(
+        cast(Api, world), cast(Applier, world), ("store", "other"), now=lambda: world.now
+    )
+    world.sync()
+    assert world.in_file == {"shop/orders", "shop/stays"}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b'{"redlock": {"password": "\\ud800"}}',
+        b'{"redlock": {"password": null}}',
+        b'{"redlock": []}',
+    ],
+)
+def test_a_forged_secret_spoils_only_itself(world: World, content: bytes) -> None:
+    world.publish("forged")
+    world.secret("forged")["data"] = {"lock.json": base64.b64encode(content).decode()}
+    world.sync()
+    assert world.in_file == {"shop/orders", "shop/stays"}
+
+
+@pytest.mark.parametrize(
+    "owners",
+    [
+        [],
+        [{"apiVersion": "v1", "kind": "ConfigMap", "name": "forged", "uid": "l-1"}],
+        [
+            {
+                "apiVersion": "leasekeeper.dev/v1alpha1",
+                "kind": "DistributedLock",
+                "name": "orders",
+                "uid": "l-1",
+            }
+        ],
+    ],
+)
+def test_a_secret_that_no_lock_of_its_name_owns_gets_nothing(
+    world: World, owners: list[Object]
+) -> None:
+    world.publish("forged")
+    world.secret("forged")["metadata"]["ownerReferences"] = owners
+    world.sync()
+    assert world.in_file == {"shop/orders", "shop/stays"}
+
+
+def test_what_a_stranger_wrote_is_not_even_read(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.publish("forged", "stranger")
+    read: list[str] = []
+
+    def password_of(secret: Object) -> str:
+        read.append(secret["metadata"]["namespace"])
+        text = base64.b64decode(secret["data"]["lock.json"])
+        return str(json.loads(text)["redlock"]["password"])
+
+    monkeypatch.setattr("leasekeeper_operator.lock_users.password_of", password_of)
+    world.sync()
+    assert {*read} == {"shop"}
+
+
+def test_a_namespace_that_is_no_longer_allowed_is_cut_off_and_can_come_back(world: World) -> None:
+    for generation, allowed, expected in (
+        (2, [], set()),
+        (3, ["shop"], {"shop/orders", "shop/stays"}),
+    ):
+        world.ensemble["spec"]["allowedNamespaces"] = allowed
+        world.ensemble["metadata"]["generation"] = generation
+        world.sync(changed=False)  # no lock changed: the ensemble did
+        assert world.in_file == expected
+        assert all({*users} == expected for users in world.on_nodes.values())
+        # They are told, in either case.
+        assert {*world.users.locks(ensemble_key(*PLACE))} == {("shop", "orders"), ("shop", "stays")}
+
+
+def test_an_open_node_that_slept_through_a_total_loss_is_not_counted() -> None:
+    def sight(id: str, life: str, generation: int) -> Sight:
+        view = NodeView(id=id, life=life, open=True, generation=generation)
+        return Sight(id, "Open", view)
+
+    record = Record(2, 0, 0, {"0": "a", "1": "b"})
+    sights = {"0": sight("0", "a", 2), "1": sight("1", "b", 1), "2": sight("2", "c", 1)}
+    judged = without_ghosts(record, sights)
+    assert [s.state for s in judged.values()] == ["Open", "Closed", "Closed"]
+    assert judged["2"].message == LEFT_BEHIND
+    assert without_ghosts(None, sights) == sights
+
+
+async def test_what_is_not_text_in_an_answer_does_not_raise() -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while line := await reader.readline():
+            word = line.strip().upper()
+            if word == b"HELLO":
+                writer.write(b"%1\r\n$5\r\nproto\r\n:3\r\n")
+            elif word in (b"CLIENT", b"SELECT"):
+                writer.write(b"+OK\r\n")
+            elif word == b"FCALL":
+                writer.write(b"*2\r\n$4\r\nDUMP\r\n$2\r\n\xff\xfe\r\n")
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with server:
+        link = Link("127.0.0.1", server.sockets[0].getsockname()[1], "peer", "secret")
+        assert await link.fcall("lk1_dump", "0") == ["DUMP", "\ufffd\ufffd"]
+        await link.close()
