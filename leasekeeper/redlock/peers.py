@@ -17,6 +17,9 @@ from leasekeeper.redlock.registry import NodeView
 TIMEOUT = 0.5  # a healthy node answers in a millisecond; a hung one must not hold up the others
 RETRY = 0.3  # how long a peer that did not answer is left alone, so that the others get a turn
 
+UNREADABLE = (ValueError, IndexError, OverflowError)
+"""What comes of an answer that is not one of ours: another version's, or another program's."""
+
 
 class Peers:
     def __init__(self, membership: Membership, node: str, password: str) -> None:
@@ -34,7 +37,11 @@ class Peers:
             reply = self._ask(id, "lk1_state")
             if reply is None:
                 continue
-            view = NodeView.from_reply(reply)
+            try:
+                view = NodeView.from_reply(reply)
+            except UNREADABLE as wrong:
+                self._set_aside_unreadable(id, wrong)
+                continue
             if view.id and view.id != id:
                 self._set_aside(id, f"the server at {other.address} says that it is node {view.id}")
             elif view.life:
@@ -51,9 +58,13 @@ class Peers:
         reply = self._ask(peer, "lk1_announce", node, str(life.number))
         if reply is None or reply[0] == "VOID":
             return life
-        if reply[0] == "LOW":
-            return life.outranked(int(reply[1]))
-        return life.accepted(peer, reply[2], now(), int(reply[1]) / 1e6)
+        try:
+            if reply[0] == "LOW":
+                return life.outranked(int(reply[1]))
+            return life.accepted(peer, reply[2], now(), int(reply[1]) / 1e6)
+        except UNREADABLE as wrong:
+            self._set_aside_unreadable(peer, wrong)
+            return life
 
     def tell_outranked(self, views: Mapping[str, NodeView]) -> None:
         """An open node asks nobody: if a server of its name announced itself later, and is gone,
@@ -72,11 +83,15 @@ class Peers:
             learnt, cursor = Learnt(), ""
             while cursor != "0":
                 page = self._ask(peer, "lk1_dump", cursor or "0")
-                if page is None or page[0] != "OPEN" or page[2] != life:
+                try:
+                    if page is None or page[0] != "OPEN" or page[2] != life:
+                        return None
+                    cursor = page[1]
+                    learnt = learnt.with_page(page)
+                    incarnations[peer] = int(page[-2])
+                except UNREADABLE as wrong:
+                    self._set_aside_unreadable(peer, wrong)
                     return None
-                cursor = page[1]
-                learnt = learnt.with_page(page)
-                incarnations[peer] = int(page[-2])
             known.append(learnt)
         learnt = merge(known)
         outranked = any(number < learnt.vector.get(id, 0) for id, number in incarnations.items())
@@ -102,10 +117,14 @@ class Peers:
         if time.monotonic() < self._retry_at.get(id, 0):
             return None
         try:
-            return list(self._connection(self._others[id]).fcall(function, *args))
+            reply = self._connection(self._others[id]).fcall(function, *args)
         except (Broken, Refusal) as cause:
             self._set_aside(id, str(cause))
             return None
+        if not reply or not isinstance(reply, list) or any(type(part) is not str for part in reply):
+            self._set_aside_unreadable(id, ValueError(f"{function} is not a list of texts"))
+            return None
+        return reply
 
     def _connection(self, other: Node) -> Connection:
         connection = self._connections.get(other.id)
@@ -115,6 +134,9 @@ class Peers:
             )
             self._connections[other.id] = connection
         return connection
+
+    def _set_aside_unreadable(self, id: str, wrong: Exception) -> None:
+        self._set_aside(id, f"its answer cannot be read ({wrong}); is it of another version?")
 
     def _set_aside(self, id: str, why: str) -> None:
         if connection := self._connections.pop(id, None):
