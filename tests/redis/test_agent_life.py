@@ -14,7 +14,7 @@ from servers import FLAVOURS, wait_until
 
 from leasekeeper.redlock import functions
 
-TOKEN = 10**13  # above every floor, which is unix milliseconds
+TOKEN = int(time.time() * 1000) + 2**31  # above every floor, and not so far that nobody believes it
 
 
 @pytest.fixture(scope="module", params=FLAVOURS)
