@@ -95,6 +95,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         cluster = Cluster(str(plane.kubectl), str(plane.kubeconfig), plane.server)
         cluster.run("apply", "--server-side", "-f", str(CRDS))
         cluster.run("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
+        # Established, and for a moment "storage is (re)initializing": kubectl tries again.
+        cluster.run("get", "dlock,lens", "--all-namespaces")
         yield cluster
 
 
