@@ -14,6 +14,8 @@ from redis.exceptions import OutOfMemoryError
 from servers import Server, wait_until
 
 from leasekeeper.redlock import functions, users
+from leasekeeper.redlock.blocking import Connection
+from leasekeeper.redlock.local_server import LocalServer
 
 EPOCH, TTL, CAP = "1-abc", "1000000", "100000"
 GREEDY, LEADER, IDLE = "shop/greedy", "shop/orders", "shop/stock"
@@ -76,6 +78,21 @@ def test_a_tenant_that_fills_the_memory_stops_new_grants_and_no_leader(server: S
         assert vote(server, LEADER, "renew", "x/1", "1001", TTL) == "OK"
         assert server.fcall("lk1_tick", "nonce", CAP)[0] == "OK"
         assert vote(server, LEADER, "release", "x/1", "1") == "OK"
+
+
+def test_an_agent_that_comes_back_to_a_full_node_goes_on(server: Server) -> None:
+    """A full server takes no functions, also not those that it has. Its time must go on, or a dead
+    leader would never be replaced.
+    """
+    open_node(server)
+    connection = Connection(str(server.socket), "agent", server.passwords.agent, timeout=5)
+    with full(server):
+        local = LocalServer(connection)
+        local.load_admin()
+        local.load_vote()
+        assert connection.fcall("lk1_register", "life", "another")[0] == "OK"
+        assert connection.fcall("lk1_tick", "another", CAP)[0] == "OK"
+    connection.close()
 
 
 def test_connections_cannot_take_the_memory_either(server: Server) -> None:
