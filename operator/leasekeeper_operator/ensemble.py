@@ -16,7 +16,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from leasekeeper.redlock.registry import NodeView, Record, birth_arguments, decide_birth
+from leasekeeper.redlock.registry import (
+    FRESH,
+    NodeView,
+    Record,
+    birth_arguments,
+    decide_birth,
+)
 from leasekeeper_operator import names
 from leasekeeper_operator.api import ENSEMBLE, SECRET, Api, Object
 from leasekeeper_operator.apply import Applier, stamped
@@ -209,6 +215,8 @@ class EnsembleReconciler:
         born a second time, with tokens that were handed out before."""
         saved = obj.get("status", {}).get("registry")
         record = Record.from_json(saved) if saved else None
+        if record is None and not await self._users.ever_published(ensemble):
+            record = FRESH  # the first birth: there is nobody who could hold a lease from before
         new = await self._decide(ensemble, state, record, nodes, sights)
         if new is not None:
             status = {**obj.get("status", {}), "registry": new.to_json()}
@@ -246,7 +254,7 @@ class EnsembleReconciler:
         waited = since is not None and now - since > BIRTH_PATIENCE_SECONDS
         wall_ms = int(time.time() * 1000)
         new = decide_birth(record, views, membership, wall_ms, waited=waited)
-        if new is None or record is None:
+        if new is None or record is None or record is FRESH:
             return new
         # A total loss: what the survivors remember is asked for only now, because it is long.
         for id, view in views.items():

@@ -92,6 +92,12 @@ class LockUsers:
         state = self._states.get(ensemble, _State())
         return [_split(lock) for lock in state.locks]
 
+    async def ever_published(self, ensemble: Ensemble) -> bool:
+        """Whether any lock was given to candidates, as far as the API server remembers: also an
+        ensemble that was deleted and made again has its locks' Secrets still.
+        """
+        return bool(await self._api.find(SECRET, labels=published_for(ensemble)))
+
     async def sync(self, ensemble: Ensemble, nodes: Nodes, sights: Mapping[str, Sight]) -> None:
         state = self._states.setdefault(ensemble.key, _State())
         old = state.read_at is None or self._now() - state.read_at > REREAD_SECONDS
