@@ -46,6 +46,15 @@ format: $(VENV)/made ## let ruff format the code
 bench: $(VENV)/made ## speed, side by side with the peers: make bench ARGS="--quick --only acquire"
 	@PYTHONPATH=tests/support:tests/cluster/kube $(RUN)/python -m benchmarks $(ARGS)
 
+SCHEDULES ?= 20000
+.PHONY: simulate
+simulate: $(VENV)/made ## seeded schedules of the real core: make simulate SCHEDULES=1000000 SEED=2
+	@$(RUN)/python tests/simulation/simulate.py --schedules $(SCHEDULES) --seed $(or $(SEED),1)
+
+.PHONY: mutants
+mutants: $(VENV)/made ## every protection taken away by name; the simulation must catch each
+	@$(RUN)/python tests/simulation/mutants.py
+
 .PHONY: spec
 spec: ## the machine-checked specification (TLA+ with TLC)
 	@$(PYTHON) spec/run.py

@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import floor
-from typing import cast
+from typing import ClassVar, cast
 
 from leasekeeper_sidecar.claim import leading_claim
 from leasekeeper_sidecar.host import Host
@@ -63,7 +63,7 @@ class Seat:
     timings: Timings
     resume: Grant | None = None
     process: CandidateProcess | None = None
-    fresh_nonces: bool = True
+    fresh_nonces: ClassVar[bool] = True
     membership: Membership | None = None
     """Its own idea of the ensemble, if it is another one than everybody's."""
 
@@ -77,7 +77,7 @@ class Seat:
             self.world.kernel.after(0.05, self.start)
             return
         resume = self.resume
-        if resume is not None and resume.deadline.passed(self.clocks.now()):
+        if resume is not None and resume.deadline.left(self.clocks.now()) <= 0:
             resume = None
         if resume is None:
             self.world.referee.claims_no_more(self.name)
@@ -168,6 +168,13 @@ class CandidateProcess(Process):
             self.die()
             self.loop.unwind()
 
+    def die(self) -> None:
+        """Its connections end with it; what is on its way may still arrive, or not."""
+        super().die()
+        for channel in self.seat.world.network.channels:
+            if channel.client is self:
+                channel.close()
+
     def stop(self) -> None:
         """A graceful end."""
         if self.elector is not None:
@@ -219,7 +226,7 @@ class WatchedStore:
         outcome = await self._store.acquire()
         if self._process.alive:
             if isinstance(outcome, Grant):
-                late = outcome.deadline.passed(self._process.clocks.now())
+                late = outcome.deadline.left(self._process.clocks.now()) <= 0
                 self._referee.granted(outcome.id, outcome.token, before, late=late)
             elif isinstance(outcome, Held) and outcome.by == self._me.id:
                 self._referee.violation(f"{outcome.by} is kept out by its own other attempt")
@@ -232,7 +239,7 @@ class WatchedStore:
         outcome = await self._store.renew(grant)
         if self._process.alive:
             if isinstance(outcome, Grant):
-                late = grant.deadline.passed(self._process.clocks.now())
+                late = grant.deadline.left(self._process.clocks.now()) <= 0
                 self._referee.renewed(outcome.id, outcome.token, before, late=late)
             elif isinstance(outcome, Lost) and not outcome.why.startswith("the deadline"):
                 noes = self._process.noes

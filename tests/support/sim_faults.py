@@ -34,6 +34,7 @@ USUAL_WEIGHTS = {
     "early": 2,
 }
 MOMENTS = ("acquire", "lk1_grant", "lk1_commit", "won", "renew", "release", "lk1_release")
+OTHER = "ns/other"
 LIFE_MOMENTS = ("lk1_announce", "lk1_dump", "lk1_open")
 
 
@@ -57,7 +58,8 @@ class Faults:
         for _ in range(dice.randint(*profile.faults)):
             fault = getattr(self, dice.choices(kinds, numbers)[0])
             if dice.random() < 0.5:
-                moments = LIFE_MOMENTS if dice.random() < 0.25 else MOMENTS
+                usual = LIFE_MOMENTS if dice.random() < 0.25 else MOMENTS
+                moments = profile.moments or usual
                 aimed = self._aimed.setdefault(dice.choice(moments), [])
                 aimed.append((dice.choice([0, 1, 2, 3, 5, 8, 13, 30]), fault))
             else:
@@ -117,17 +119,26 @@ class Faults:
 
     def _may_lose_memory(self) -> bool:
         """Without clocks, the promise is that at most N − Q nodes are without memory at a time."""
-        if not self._sim.wild:
-            return True
+        return not self._sim.wild or not self._would_be_total()
+
+    def _would_be_total(self) -> bool:
         pods = self._network.pods.values()
         without = sum(1 for pod in pods if pod.server is None or not pod.server.open)
         members = self._sim.membership
-        return without < len(members.nodes) - members.quorum
+        return without >= len(members.nodes) - members.quorum
+
+    def _exorcise(self) -> None:
+        """After a total loss old servers are really gone: that is an assumption of the protocol."""
+        if self._would_be_total():
+            for ghosts in self._network.ghosts.values():
+                for ghost in list(ghosts):
+                    self._end_of(ghost)
 
     def crash(self, pod: Pod | None = None) -> None:
         if pod is not None or self._may_lose_memory():
             pod = pod or self._pod()
             if pod.server is not None:
+                self._exorcise()
                 self._kernel.say(pod.server.name, "crashes")
                 pod.server.die()
                 pod.server = None
@@ -145,14 +156,20 @@ class Faults:
     def flush(self) -> None:
         pod = self._pod()
         if pod.server is not None and self._may_lose_memory():
+            self._exorcise()
             self._kernel.say(pod.server.name, "FLUSHALL")
             pod.server.memory.flush()
+            pod.server.highest = 0
 
-    def replace(self) -> None:
+    def replace(self, longest: float = 5.0) -> None:
         """A new pod takes the node's name; the old one still runs, and some still find it."""
-        if not self._may_lose_memory():
-            return
+        members = self._sim.membership
+        haunted = {node for node, ghosts in self._network.ghosts.items() if ghosts}
         ghost = self._pod()
+        # With a quorum of old servers there would be two ensembles, and nobody could tell.
+        too_many = len(haunted | {ghost.node}) > len(members.nodes) - members.quorum
+        if too_many or self._would_be_total():
+            return
         self._kernel.say("FAULTS", f"node {ghost.node} is replaced; its old server still answers")
         self._network.ghosts.setdefault(ghost.node, []).append(ghost)
         if self._dice.random() < 0.4:
@@ -162,7 +179,7 @@ class Faults:
         self._network.pods[ghost.node] = pod
         self._sim.start_server(pod)
         self._sim.start_agent(pod)
-        self._kernel.after(self._span(5.0), self._end_of, ghost)
+        self._kernel.after(self._span(longest), self._end_of, ghost)
 
     def _end_of(self, ghost: Pod) -> None:
         if ghost in self._network.ghosts[ghost.node]:
@@ -178,9 +195,9 @@ class Faults:
         if pod.server is not None:
             pod.server.pause(self._span(1.5))
 
-    def early(self) -> None:
+    def early(self, pod: Pod | None = None) -> None:
         """A node whose time runs ahead: what tokens must survive without any help of clocks."""
-        pod = self._pod()
+        pod = pod or self._pod()
         if self._sim.wild and pod.server is not None:
             memory = pod.server.memory
             tick = int(memory.get("lk:node", "tick") or 0)
@@ -190,9 +207,13 @@ class Faults:
     def forget(self) -> None:
         pods = list(self._network.pods.values())
         some = pods if self._dice.random() < 0.5 else [self._dice.choice(pods)]
+        lock = self._dice.choice([LOCK, OTHER])
         for pod in some:
             if pod.reachable and pod.server is not None:
-                pod.server.execute(("FCALL", "lk1_forget", "0", LOCK))
+                if lock == OTHER:  # it has had more leaders than ours
+                    above = pod.server.fence(LOCK) + self._dice.randint(1, 9)
+                    pod.server.memory.put(f"lk:lock:{OTHER}", "fence", str(above))
+                pod.server.execute(("FCALL", "lk1_forget", "0", lock))
 
     # -- agents ----------------------------------------------------------------------------------
 
@@ -284,7 +305,7 @@ class Faults:
         if process := self._candidate():
             self._kernel.say(process.name, "is asked to stop")
             process.stop()
-            if self._dice.random() < 0.3:
+            if self._dice.random() < 0.5:
                 process.fuse = self._dice.randint(0, 6)
             self._kernel.after(self._span(), process.seat.start)
 

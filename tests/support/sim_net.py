@@ -15,6 +15,7 @@ from sim_kernel import Kernel, MachineClocks, Process
 from sim_lua import Machine, Memory
 
 from leasekeeper.redlock import functions
+from leasekeeper.redlock.registry import parse_vector
 from leasekeeper.redlock.server_config import REQUIRED
 
 Reply = Any
@@ -45,6 +46,8 @@ class Server(Process):
         self.memory = Memory(machine)
         self.run_id = kernel.fresh("run")
         self.channels: list[Channel] = []
+        self.highest = 0
+        """The largest F that this memory has had."""
         self._on_execute = on_execute
 
     def execute(self, command: Sequence[str]) -> Reply:
@@ -87,10 +90,17 @@ class Server(Process):
         return [command[3]] if self.memory.loaded(command[3]) else []
 
     def fence(self, lock: str) -> int:
-        return max(
-            int(self.memory.get(f"lk:lock:{lock}", "fence") or 0),
-            int(self.memory.get("lk:node", "floor") or 0),
-        )
+        """F: where a node knows nothing of a lock, its floor."""
+        known = self.memory.get(f"lk:lock:{lock}", "fence")
+        return int(known or self.memory.get("lk:node", "floor") or 0)
+
+    @property
+    def incarnation(self) -> int:
+        return int(self.memory.get("lk:node", "incarnation") or 0)
+
+    @property
+    def vector(self) -> dict[str, int]:
+        return parse_vector(self.memory.get("lk:node", "vector") or "")
 
     @property
     def open(self) -> bool:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from sim_kernel import Kernel
-from sim_net import Network
+from sim_net import Network, Server
 
 
 @dataclass
@@ -40,6 +40,8 @@ class Referee:
         self.highest_led = 0
         self.on_event: Callable[[str], None] = lambda _: None
         """Told of the moments that a schedule can aim at."""
+        self.floor: Callable[[], int] = lambda: 0
+        """Every token is above what the registry has recorded."""
         self.tenures = 0
 
     def violation(self, what: str) -> None:
@@ -57,6 +59,8 @@ class Referee:
             self.violation(
                 f"token {token} of {who} is not above {before}, returned before it tried"
             )
+        elif token <= self.floor():
+            self.violation(f"token {token} of {who} is not above the floor {self.floor()}")
         if late:
             self.violation(f"{who} was granted {token} after its own deadline")
         self.returned[token] = who
@@ -79,17 +83,30 @@ class Referee:
         if self.timed:
             self.violation(f"the entry of {who} on node {node} was taken by its own attempt {by}")
 
+    def look_at_fence(self, server: Server) -> None:
+        """A memory that was not lost forgets no token."""
+        fence = server.fence(self._lock)
+        if fence < server.highest:
+            self.violation(f"F of {server.name} went down from {server.highest} to {fence}")
+        server.highest = fence
+
     def look_at_fences(self) -> None:
         """Every quorum must have a node that knows the largest token: then none below is won."""
+        servers = [pod.server for pod in self._network.pods.values() if pod.server is not None]
         ignorant = [
-            pod.node
-            for pod in self._network.pods.values()
-            if pod.server is not None
-            and pod.server.open
-            and pod.server.fence(self._lock) < self.highest_returned
+            server
+            for server in servers
+            if server.open and server.fence(self._lock) < self.highest_returned
         ]
-        if len(ignorant) >= self._quorum:
-            self.violation(f"nodes {ignorant} are open and do not know {self.highest_returned}")
+        if len(ignorant) < self._quorum:
+            return
+        latest: dict[str, int] = {}
+        for server in ignorant:
+            for node, number in server.vector.items():
+                latest[node] = max(latest.get(node, 0), number)
+        counting = [s.node for s in ignorant if s.incarnation >= latest.get(s.node, 0)]
+        if len(counting) >= self._quorum:
+            self.violation(f"nodes {counting} would vote, not knowing {self.highest_returned}")
 
     # -- claims ----------------------------------------------------------------------------------
 

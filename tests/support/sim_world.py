@@ -42,6 +42,10 @@ class Profile:
     faults: tuple[int, int] = (3, 12)
     weights: Mapping[str, float] = field(default_factory=dict)
     """Of the faults; none: the usual ones (sim_faults)."""
+    moments: Sequence[str] = ()
+    """Of the protocol, at which faults aim; none: all of them (sim_faults)."""
+    idle: float = 0.0
+    """How many leases pass before the first candidate comes, at most."""
     wild: float = 0.15
     """How often clocks run as they like: then only what rests on no clock is checked."""
     born: float = 0.9
@@ -94,6 +98,7 @@ class Simulation:
         self.registry = MemoryRegistry()
         self.referee = Referee(kernel, self.network, LOCK, self.membership.quorum)
         self.referee.timed = not self.wild
+        self.referee.floor = lambda: self.registry.record.floor if self.registry.record else 0
         self.world = World(kernel, self.network, self.referee, self.membership, LOCK)
         self.agents: list[AgentProcess] = []
         for node in self.membership.nodes:
@@ -106,7 +111,7 @@ class Simulation:
             self.start_agent(pod)
         self.seats = [self._seat(n) for n in range(dice.choice(profile.candidates))]
         for seat in self.seats:
-            kernel.after(dice.random() * 0.3, seat.start)
+            kernel.after(dice.random() * max(0.3, profile.idle * self.lease), seat.start)
 
     def clocks(self) -> MachineClocks:
         clocks = MachineClocks(self.kernel, RATE_SPREAD)
@@ -161,6 +166,9 @@ class Simulation:
             return
         if name == "lk1_open":
             self.referee.look_at_fences()
+        if name == "lk1_enter" and reply[0] == "OK":
+            server.highest = 0  # a new life
+        self.referee.look_at_fence(server)
         self.referee.on_event(name)
 
     # -- the end ---------------------------------------------------------------------------------
@@ -250,12 +258,12 @@ def run_schedule(
     sources: Mapping[str, str] | None = None,
     traced: bool = False,
 ) -> Outcome:
-    from sim_faults import Faults
+    from sim_scripts import ScriptedFaults
 
     with substituted():
         simulation = Simulation(seed, profile, sources=sources, traced=traced)
         try:
-            Faults(simulation).run()
+            ScriptedFaults(simulation).run()
             if not simulation.referee.violations:
                 simulation.wait_until_settled()
             for agent in simulation.agents:
