@@ -67,9 +67,7 @@ Told(n, l) == {p \in Node : server[n][l].told[p] # 0}
 \* Server l of n says to server m of p that it is n's k-th incarnation. Which k it begins with (the
 \* code: one more than those it can ask have heard of) does not matter for safety: only that p takes
 \* none that is not above all that it knows. A refusal means to begin again, with another one.
-Accepts(p, m, n, k) ==
-  \/ server[p][m].vector[n] < k
-  \/ Mutant = "equal number accepted" /\ server[p][m].vector[n] = k
+Accepts(p, m, n, k) == server[p][m].vector[n] < k
 
 Announce(n, l, p, m) ==
   LET s == server[n][l]
@@ -100,7 +98,6 @@ Learn(n, l, p, m) ==
   /\ p \notin s.learnt /\ s.rest = 0
   /\ \/ s.told[p] = m /\ Enough(Told(n, l))
      \/ Mutant = "announced last" /\ s.number = 0
-     \/ Mutant = "another life helps" /\ s.told[p] # 0 /\ Enough(Told(n, l))
   /\ server' = [server EXCEPT
        ![n][l].learnt = @ \cup {p},
        ![n][l].fence = IF Mutant = "no recovery of F" THEN @ ELSE Max(@, h.fence),

@@ -188,8 +188,5 @@ OneLeader      == \A a, b \in Attempt : Leads(a) /\ Leads(b) => a = b
 TokensDistinct == \A a, b \in Won : a # b => attempt[a].token # attempt[b].token
 TokensGrow     == \A a \in Won : attempt[a].token > attempt[a].floor
 
-\* Not a promise, but a look at whether the module does what it is for: it must be violated.
-NobodyLeadsAnew == \A a \in Won : attempt[a].epoch # 2
-
 Symmetry == Permutations(Old \cap New) \cup Permutations(Old \ New) \cup Permutations(New \ Old)
 =============================================================================
