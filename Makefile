@@ -12,7 +12,10 @@ help: ## list the targets
 
 # The environment is made again when what it is made from changes.
 $(VENV)/made: pyproject.toml constraints.txt constraints-dev.txt
-	@$(PYTHON) -m venv $(VENV) 2>/dev/null || { echo "installing python3-venv"; \
+	@$(PYTHON) -m venv $(VENV) >/dev/null 2>&1 || { \
+	  if [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \
+	    echo "$(PYTHON) -m venv $(VENV) failed: on Debian, install python3-venv as root" >&2; \
+	    exit 1; fi; echo "installing python3-venv"; \
 	  apt-get update -qq && apt-get install -qqy -o DPkg::Lock::Timeout=300 python3-venv >/dev/null && \
 	  $(PYTHON) -m venv $(VENV); }
 	@echo "making $(VENV)"

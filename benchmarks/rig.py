@@ -44,7 +44,7 @@ LOCKS = ("bench/acquire", "bench/handover", "bench/takeover", "bench/memory")
 MANY = "bench/many"
 ONE, ALL = f"{MANY}-0", f"{MANY}*"
 SHARED_USER = "benchmark-shared"
-"""As the user of a lock, but of all the locks called MANY (workers/shared.py)."""
+"""As the user of a lock, but of all the locks called MANY (SharedLinks)."""
 PEER_USER = "benchmark-peer"
 """May do everything, but on the keys of the peers only: our locks stay what they are."""
 

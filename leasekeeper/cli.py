@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from leasekeeper import __version__
 from leasekeeper.lease import ConfigurationError
 from leasekeeper.redlock.agent import Agent, Settings, WrongServer
-from leasekeeper.redlock.blocking import BadCredentials, parse_server
+from leasekeeper.redlock.blocking import BadCredentials, Untrusted, parse_server
 from leasekeeper.redlock.log import log
 from leasekeeper.redlock.membership import Membership
+from leasekeeper.redlock.password_file import PasswordFile
 from leasekeeper.redlock.registry import FileRegistry
 from leasekeeper.redlock.status_page import Status, parse_http, serve
+from leasekeeper.redlock.tls import Tls
 from leasekeeper.redlock.users_file import UsersFile
 
 EXIT_STOPPED, EXIT_CONFIGURATION, EXIT_CREDENTIALS, EXIT_WRONG_SERVER = 0, 2, 3, 4
@@ -26,7 +29,8 @@ _AGENT_EPILOG = """\
 exit codes:
   0  stopped by SIGTERM or SIGINT; the server goes on as it was, its time stands still
   2  an option or a file cannot be used; nothing was started
-  3  the server refused the password of the user `agent`
+  3  the server refused the password of the user `agent`, or TLS with it failed; at the first try
+     only, later that may be a rotation
   4  the server is another node's
 
 A server that cannot be reached, has settings that a node must not have, or waits for others is no
@@ -83,9 +87,19 @@ def _parser() -> argparse.ArgumentParser:
         ),
         ("registry", "FILE", "the record of births; left out: somebody else gives birth", False),
         ("http", "[HOST]:PORT", "where to serve /status, /readyz and /healthz", False),
+        (
+            "tls-ca",
+            "FILE",
+            "the CA of the nodes' certificates; left out: no TLS. With it, everything but a unix"
+            " socket is TLS",
+            False,
+        ),
+        ("tls-cert", "FILE", "a client certificate, if the nodes ask for one", False),
+        ("tls-key", "FILE", "its private key", False),
+        ("tls-name", "NAME", "what the certificates are for, if not each node's host", False),
     ]
     for name, metavar, text, required in options:
-        variable = f"LEASEKEEPER_{name.upper()}"
+        variable = f"LEASEKEEPER_{name.upper().replace('-', '_')}"
         given = os.environ.get(variable)
         agent.add_argument(
             f"--{name}",
@@ -98,6 +112,19 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _from_one(kind: type[int] | type[float]) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        try:
+            number = kind(text)
+        except ValueError:
+            number = 0
+        if not 1 <= number < math.inf:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
+        return number
+
+    return parse
+
+
 def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     demo = commands.add_parser(
         "demo",
@@ -107,9 +134,11 @@ def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         " a JSON object; the exit code is 1 if either count is not 0.",
         allow_abbrev=False,
     )
-    demo.add_argument("--seconds", type=float, default=30.0, help="how long it runs (30)")
-    demo.add_argument("--lease", type=float, default=3.0, help="lease in seconds (3)")
-    demo.add_argument("--candidates", type=int, default=5, help="how many take part (5)")
+    demo.add_argument(
+        "--seconds", type=_from_one(float), default=30.0, help="how long it runs (30)"
+    )
+    demo.add_argument("--lease", type=_from_one(float), default=3.0, help="lease in seconds (3)")
+    demo.add_argument("--candidates", type=_from_one(int), default=5, help="how many take part (5)")
     demo.add_argument(
         "--chaos",
         action=argparse.BooleanOptionalAction,
@@ -139,7 +168,7 @@ def _settings(options: argparse.Namespace) -> Settings:
     text = _read(options.membership, "--membership")
     try:
         membership = Membership.from_json(json.loads(text))
-    except json.JSONDecodeError as wrong:
+    except (ValueError, RecursionError) as wrong:
         raise ConfigurationError(f"--membership {options.membership}: not JSON: {wrong}") from None
     except ConfigurationError as wrong:
         raise ConfigurationError(f"--membership {options.membership}: {wrong}") from None
@@ -158,11 +187,36 @@ def _settings(options: argparse.Namespace) -> Settings:
         node=options.node,
         server=parse_server(options.server),
         membership=membership,
-        agent_password=_read(os.path.join(options.credentials, "agent"), "--credentials").strip(),
-        peer_password=_read(os.path.join(options.credentials, "peer"), "--credentials").strip(),
+        agent_password=_password(options.credentials, "agent"),
+        peer_password=_password(options.credentials, "peer"),
+        tls=_tls(options),
         users=users,
         registry=registry,
     )
+
+
+def _password(directory: str, user: str) -> PasswordFile:
+    try:
+        return PasswordFile(os.path.join(directory, user))
+    except ConfigurationError as wrong:
+        raise ConfigurationError(f"--credentials {wrong}") from None
+
+
+def _tls(options: argparse.Namespace) -> Tls | None:
+    if not options.tls_ca:
+        for name in ("cert", "key", "name"):
+            if getattr(options, f"tls_{name}"):
+                raise ConfigurationError(f"--tls-{name} needs --tls-ca: without it there is no TLS")
+        return None
+    try:
+        return Tls(
+            ca_file=options.tls_ca,
+            cert_file=options.tls_cert or None,
+            key_file=options.tls_key or None,
+            server_name=options.tls_name or None,
+        )
+    except ConfigurationError as wrong:
+        raise ConfigurationError(f"--tls-ca, --tls-cert, --tls-key: {wrong}") from None
 
 
 class _Stop(BaseException):
@@ -197,6 +251,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BadCredentials as wrong:
         code = EXIT_CREDENTIALS
         message = f"{wrong}; the file `agent` in --credentials {options.credentials} must hold it"
+    except Untrusted as wrong:
+        code, message = EXIT_CREDENTIALS, str(wrong)
     except WrongServer as wrong:
         code, message = EXIT_WRONG_SERVER, str(wrong)
     print(f"leasekeeper: {message}", file=sys.stderr)

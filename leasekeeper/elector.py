@@ -156,6 +156,7 @@ class Elector:
         self._audience = audience
         self._resume = resume
         self._stop = asyncio.Event()
+        self._wait: asyncio.Timeout | None = None  # what `stop` cuts short
         self.state = State.STANDBY
         self.grant: Grant | None = None
         self.last_turn = clock.now()
@@ -164,6 +165,8 @@ class Elector:
     def stop(self) -> None:
         """Ends the race: a lease is given back, and `run` returns."""
         self._stop.set()
+        if self._wait is not None and not self._wait.expired():
+            self._wait.reschedule(asyncio.get_running_loop().time())
 
     def overdue(self, now: Instant) -> float:
         """By how many seconds the loop is behind its promise to turn; 0 or less: it is alive."""
@@ -195,7 +198,7 @@ class Elector:
         await self._sleep(stay_out)
         while not self._stop.is_set():
             self._turn(self._timings.renew_deadline)
-            outcome = await self._unless_stopped(self._store.acquire())
+            outcome = await self._until(self._store.acquire())
             if outcome is None or isinstance(outcome, Grant):
                 return outcome
             self._audience.standing_by(outcome.by if isinstance(outcome, Held) else None)
@@ -250,12 +253,11 @@ class Elector:
         """None: stopped."""
         left = grant.deadline.left(self._clock.now())
         self._turn(left)
-        try:
-            # The store keeps to the deadline by itself; this is for a store that does not.
-            async with asyncio.timeout(max(left, 0)):
-                return await self._unless_stopped(self._store.renew(grant))
-        except TimeoutError:
+        # The store keeps to the deadline by itself; the time limit is for a store that does not.
+        outcome = await self._until(self._store.renew(grant), max(left, 0))
+        if outcome is None and not self._stop.is_set():
             return Unknown({"store": "no answer before the deadline"})
+        return outcome
 
     async def _end(self, grant: Grant, ended: End) -> None:
         """Everybody here stops first; then the others may start.
@@ -291,22 +293,22 @@ class Elector:
             async with asyncio.timeout(seconds):
                 await self._stop.wait()
 
-    async def _until(self, work: Coroutine[Any, Any, None], seconds: float) -> None:
-        """Waits for `work`, at most for `seconds`, and no longer than until `stop`."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._unless_stopped(work)
+    async def _until(self, work: Coroutine[Any, Any, T], seconds: float | None = None) -> T | None:
+        """The result of `work`; none if the time was up, or `stop` came. It is cancelled then.
 
-    async def _unless_stopped(self, work: Coroutine[Any, Any, T]) -> T | None:
-        """The result of `work`; none if `stop` came first. The work is cancelled then, and ends."""
-        task = asyncio.ensure_future(work)
-        stopped = asyncio.ensure_future(self._stop.wait())
+        In this task and not in one of its own: a wake-up should reach the nodes within one turn of
+        the loop.
+        """
+        if self._stop.is_set():
+            work.close()
+            return None
         try:
-            await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
-            return task.result() if task.done() else None
+            async with asyncio.timeout(seconds) as wait:
+                self._wait = wait
+                return await work
+        except TimeoutError:
+            if not wait.expired():
+                raise
+            return None
         finally:
-            stopped.cancel()
-            if not task.done():
-                task.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await task
+            self._wait = None

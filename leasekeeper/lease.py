@@ -7,9 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Protocol
 
 from leasekeeper.clock import Deadline, Drift
+
+LONGEST = 1e6
+"""Seconds, some eleven days. No lock needs more, and microseconds of it stay exact on the nodes."""
 
 
 class LeaseError(Exception):
@@ -44,6 +48,7 @@ class Timings:
     drift: Drift = field(default_factory=Drift)
 
     def __post_init__(self) -> None:
+        self._insist_on_numbers()
         if self.retry_period <= 0:
             raise ConfigurationError("retryPeriodSeconds must be greater than 0")
         if self.lock_delay < 0:
@@ -59,6 +64,19 @@ class Timings:
                 f"leaseDurationSeconds ({self.lease_duration:g}), less the drift allowance,"
                 f" must be greater than renewDeadlineSeconds ({self.renew_deadline:g})"
             )
+
+    def _insist_on_numbers(self) -> None:
+        """NaN is neither too small nor too large: no comparison below would find it."""
+        for name, value in (
+            ("leaseDurationSeconds", self.lease_duration),
+            ("renewDeadlineSeconds", self.renew_deadline),
+            ("retryPeriodSeconds", self.retry_period),
+            ("lockDelaySeconds", self.lock_delay),
+        ):
+            if not isfinite(value) or value > LONGEST:
+                raise ConfigurationError(
+                    f"{name} ({value:g}) must be a number of seconds, at most {LONGEST:.0f}"
+                )
 
     @property
     def lease_end(self) -> float:

@@ -98,7 +98,8 @@ def need(program: str) -> None:
     apt = ["apt-get", "-qq", "-o", "DPkg::Lock::Timeout=300"]
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     for arguments in (["update"], ["install", "-y", "--no-install-recommends", package]):
-        subprocess.run([*apt, *arguments], check=True, stdout=sys.stderr, env=environment)
+        # dpkg's hundreds of lines would bury the answer; what goes wrong is on the error output.
+        subprocess.run([*apt, *arguments], check=True, stdout=subprocess.DEVNULL, env=environment)
 
 
 def digest(path: Path) -> str:

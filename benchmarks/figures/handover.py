@@ -37,7 +37,11 @@ def measure(rig: Rig) -> list[Row]:
 def measure_fight(rig: Rig) -> list[Row]:
     """Ten tasks of one process that want nothing but the lock, again and again."""
     seconds = 3.0 if rig.quick else 6.0
-    workers: dict[str, Worker] = {"ours": _ours(rig), "redsync": _redsync(rig)}
+    workers: dict[str, Worker] = {
+        "ours": _ours(rig),
+        "redsync": _redsync(rig),
+        "ours, shared": _ours(rig, shared_user="lock:bench/handover"),
+    }
     changes: dict[str, list[float]] = {name: [] for name in workers}
     shares: dict[str, Counter[int]] = {name: Counter() for name in workers}
     for _ in range(1 if rig.quick else 3):
@@ -46,13 +50,15 @@ def measure_fight(rig: Rig) -> list[Row]:
             passed = sum(a.task != b.task for a, b in pairwise(tenures))
             changes[name].append(passed / seconds)
             shares[name].update(tenure.task for tenure in tenures)
-    ours, theirs = (percentile(changes[name], 50) for name in workers)
+    ours, theirs, shared = (percentile(changes[name], 50) for name in workers)
     spread = {name: max(found.values()) / min(found.values()) for name, found in shares.items()}
     figure, share = "ten tasks fight for one lock, ", "largest by smallest share"
     return [
         at_least(f"{figure}hand-overs", "/s", ours, 12, "redsync", theirs),
         at_most(f"{figure}{share}", "", spread["ours"], 1.5, "a bound"),
         note(f"{figure}{share}", "", spread["ours"], "redsync", spread["redsync"]),
+        note(f"{figure}hand-overs, shared links", "/s", shared, "redsync", theirs),
+        note(f"{figure}{share}, shared links", "", spread["ours, shared"], "", None),
     ]
 
 
@@ -82,8 +88,8 @@ def _gaps(rig: Rig, waiters: int) -> list[Row]:
     ]
 
 
-def _ours(rig: Rig) -> Worker:
-    return lambda **job: rig.ours("contend", "bench/handover", **job)
+def _ours(rig: Rig, **more: str) -> Worker:
+    return lambda **job: rig.ours("contend", "bench/handover", **job, **more)
 
 
 def _redsync(rig: Rig, rest: float = 0.0) -> Worker:

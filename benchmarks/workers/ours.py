@@ -7,14 +7,16 @@ import json
 import secrets
 import sys
 import time
+from dataclasses import replace
 from typing import Any
 
 from leasekeeper.clock import SystemClock
 from leasekeeper.elector import Elector
 from leasekeeper.lease import Candidate, Grant, Renewed, Timings
+from leasekeeper.redlock.connections import SharedLinks, own_links
 from leasekeeper.redlock.membership import Membership, Node
-from leasekeeper.redlock.store import MakeLinks, RedlockStore
-from leasekeeper.redlock.transport import OnPush, TcpLink
+from leasekeeper.redlock.store import RedlockStore
+from leasekeeper.redlock.transport import MakeLinks
 
 Job = dict[str, Any]
 
@@ -32,24 +34,19 @@ def proxied(job: Job, lock: str) -> MakeLinks | None:
     if not job.get("addresses"):
         return None
 
-    def links(on_push: OnPush) -> dict[str, TcpLink]:
-        found = {}
-        for number, address in enumerate(job["addresses"]):
-            host, _, port = address.rpartition(":")
-            found[str(number)] = TcpLink(
-                Node(str(number), host, int(port)),
-                username=f"lock:{lock}",
-                password=job["password"],
-                channel=f"lk:freed:{lock}",
-                on_push=on_push,
-                patience=timings_of(job).retry_period,
-            )
-        return found
-
-    return links
+    pairs = (address.rpartition(":") for address in job["addresses"])
+    nodes = tuple(
+        Node(str(number), host, int(port)) for number, (host, _, port) in enumerate(pairs)
+    )
+    return own_links(
+        replace(Membership.from_json(job["membership"]), nodes=nodes),
+        username=f"lock:{lock}",
+        password=job["password"],
+        patience=timings_of(job).retry_period,
+    )
 
 
-def store_of(job: Job, lock: str, name: str) -> RedlockStore:
+def store_of(job: Job, lock: str, name: str, links: MakeLinks | None = None) -> RedlockStore:
     return RedlockStore(
         membership=Membership.from_json(job["membership"]),
         lock=lock,
@@ -58,7 +55,7 @@ def store_of(job: Job, lock: str, name: str) -> RedlockStore:
         clock=SystemClock(),
         username=f"lock:{lock}",
         password=job["password"],
-        links=proxied(job, lock),
+        links=links or proxied(job, lock),
     )
 
 
@@ -88,14 +85,22 @@ async def acquire(job: Job) -> Job:
     return {"seconds": seconds}
 
 
-async def throughput(job: Job) -> Job:
-    links: list[TcpLink] = []
-    if job.get("shared_user"):
-        from benchmarks.workers.shared import stores_over_shared_links
+def shared_links(job: Job) -> SharedLinks | None:
+    """None: each store has connections of its own."""
+    if not job.get("shared_user"):
+        return None
+    return SharedLinks(
+        Membership.from_json(job["membership"]),
+        username=job["shared_user"],
+        password=job["password"],
+        patience=timings_of(job).retry_period,
+    )
 
-        stores, links = stores_over_shared_links(job)
-    else:
-        stores = [store_of(job, f"{job['lock']}-{i}", "one") for i in range(job["tasks"])]
+
+async def throughput(job: Job) -> Job:
+    shared = shared_links(job)
+    links = shared.borrow if shared else None
+    stores = [store_of(job, f"{job['lock']}-{i}", "one", links) for i in range(job["tasks"])]
     for store in stores:
         await store.ready()
     await asyncio.sleep(max(0.5, job["start_at"] - boot()))
@@ -112,18 +117,25 @@ async def throughput(job: Job) -> Job:
     await asyncio.gather(*(task(store) for store in stores))
     seconds = boot() - began
     await asyncio.gather(*(store.close() for store in stores))
-    await asyncio.gather(*(link.close() for link in links))
+    if shared:
+        await shared.close()
     return {"pairs": pairs, "seconds": seconds}
 
 
 class Contender:
     """Leads for `hold` seconds, gives the lock back, and stands for it again."""
 
-    def __init__(self, job: Job, number: int, tenures: list[tuple[int, float, float]]) -> None:
+    def __init__(
+        self,
+        job: Job,
+        number: int,
+        tenures: list[tuple[int, float, float]],
+        links: MakeLinks | None,
+    ) -> None:
         self.number = number
         self._job = job
         self._tenures = tenures
-        self._store = store_of(job, job["lock"], str(number))
+        self._store = store_of(job, job["lock"], str(number), links)
         self._began = 0.0
         self._ended = 0.0
         self._elector: Elector | None = None
@@ -166,8 +178,12 @@ class Contender:
 async def contend(job: Job) -> Job:
     tenures: list[tuple[int, float, float]] = []
     first = job["first_task"]
-    contenders = [Contender(job, first + i, tenures) for i in range(job["tasks"])]
+    shared = shared_links(job)
+    links = shared.borrow if shared else None
+    contenders = [Contender(job, first + i, tenures, links) for i in range(job["tasks"])]
     await asyncio.gather(*(contender.run() for contender in contenders))
+    if shared:
+        await shared.close()
     return {"tenures": tenures}
 
 

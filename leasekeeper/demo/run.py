@@ -124,7 +124,8 @@ class Demo:
 
 def main(options: argparse.Namespace) -> int:
     """Exit code 0 if nothing overlapped and every token was larger than the one before."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGHUP):  # a closed terminal leaves no files either
+        signal.signal(number, signal.default_int_handler)
     with (
         tempfile.TemporaryDirectory(prefix="leasekeeper-demo-") as home,
         world(Path(home), nodes=5, candidates=options.candidates, lease=options.lease) as running,

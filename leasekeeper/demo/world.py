@@ -115,7 +115,9 @@ class World:
         socket = home / "server.sock"
         digests = {name: users.digest(password) for name, password in self._passwords.items()}
         text = server_config(
-            **digests,
+            agent=digests[users.AGENT],
+            peer=digests[users.PEER],
+            operator=digests[users.OPERATOR],
             directory=str(home / "data"),
             port=node.port,
             bind="127.0.0.1",

@@ -8,27 +8,37 @@ and judges it anew:
     memory lost or changed  close, begin a new life
     superseded              another agent ticks here: watch, and take over if its ticks stand still
     unfit settings          close, say why, look again
-    wrong password, another node's server: give up, with a sentence and an exit code
+    another node's server   give up, with a sentence and an exit code
+    wrong password or CA    the same at the first try; later it may be a rotation, so try again
 """
 
 from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from leasekeeper.lease import ConfigurationError, LeaseError
 from leasekeeper.redlock import life as steps
 from leasekeeper.redlock import users
-from leasekeeper.redlock.blocking import BadCredentials, Broken, Connection, Refusal
+from leasekeeper.redlock.blocking import (
+    BadCredentials,
+    Broken,
+    Connection,
+    Refusal,
+    Untrusted,
+)
 from leasekeeper.redlock.life import Life, Memory, judge_memory, left_behind, listed_anew, next_step
 from leasekeeper.redlock.local_server import LocalServer, MemoryChanged, Unfit
 from leasekeeper.redlock.log import log
 from leasekeeper.redlock.membership import Membership
 from leasekeeper.redlock.peers import Peers
 from leasekeeper.redlock.registry import NodeView, Record, Registry, birth_arguments, decide_birth
+from leasekeeper.redlock.server_certificate import ServerCertificate
 from leasekeeper.redlock.status_page import Status
 from leasekeeper.redlock.ticker import Ticked, Ticker, raw_clock
+from leasekeeper.redlock.tls import Tls
 from leasekeeper.redlock.users_file import UsersFile
 
 TIMEOUT = 1.0  # of a call to the server beside us; a longer silence costs a new registration
@@ -48,8 +58,11 @@ class Settings:
     node: str
     server: str | tuple[str, int]
     membership: Membership
-    agent_password: str
-    peer_password: str
+    agent_password: Callable[[], str]
+    """Asked for each connection: passwords are rotated while an agent runs."""
+    peer_password: Callable[[], str]
+    tls: Tls | None = None
+    """For peers, and for a server that is not on a unix socket."""
     users: UsersFile | None = None
     registry: Registry | None = None
 
@@ -59,7 +72,11 @@ class Agent:
         self._settings = settings
         self._membership = settings.membership
         self._status = status
-        self._peers = Peers(settings.membership, settings.node, settings.peer_password)
+        self._peers = Peers(
+            settings.membership, settings.node, settings.peer_password, settings.tls
+        )
+        self._certificate = ServerCertificate()
+        self._been_in = False
         self._life: Life | None = None
         self._superseded = False
         self._said = ""
@@ -70,8 +87,12 @@ class Agent:
             self._status.turn()
             try:
                 self._session()
-            except (BadCredentials, WrongServer):
+            except WrongServer:
                 raise
+            except (BadCredentials, Untrusted) as cause:
+                if not self._been_in:
+                    raise
+                self._closed("refused", str(cause))
             except Broken as cause:
                 self._closed("unreachable", str(cause))
             except Unfit as cause:
@@ -88,11 +109,17 @@ class Agent:
         """All on one connection: what is done to a memory is done to the one that was judged."""
         settings = self._settings
         connection = Connection(
-            settings.server, users.AGENT, settings.agent_password, timeout=TIMEOUT
+            settings.server,
+            users.AGENT,
+            settings.agent_password(),
+            timeout=TIMEOUT,
+            tls=settings.tls,
         )
+        self._been_in = True
         try:
             server = LocalServer(connection)
             self._insist_on_fitness(server)
+            self._renew_certificate(server)
             server.load_admin()
             while True:
                 self._status.turn()
@@ -234,6 +261,7 @@ class Agent:
             if now >= look_at:
                 look_at = now + LOOK
                 self._insist_on_fitness(server)
+                self._renew_certificate(server)
                 if self._left_behind(server):
                     return
             due = max(due + interval, now)
@@ -325,6 +353,16 @@ class Agent:
         except Unfit:
             server.close()
             raise
+
+    def _renew_certificate(self, server: LocalServer) -> None:
+        try:
+            if self._certificate.renew(server.connection):
+                self._status.update(certificate="read")
+                log("certificate-read", node=self._settings.node)
+        except Refusal as refused:
+            why = f"the server cannot use its new certificate files and goes on without: {refused}"
+            self._status.update(certificate=why)
+            log("certificate-refused", node=self._settings.node, why=why)
 
     def _record(self) -> Record | None:
         registry = self._settings.registry

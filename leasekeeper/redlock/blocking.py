@@ -15,6 +15,17 @@ from typing import Any
 import hiredis
 
 from leasekeeper.lease import ConfigurationError, LeaseError
+from leasekeeper.redlock.membership import parse_port
+from leasekeeper.redlock.tls import (
+    PLAIN_PATIENCE,
+    PLAIN_WORD,
+    SPEAKS_NO_TLS,
+    SPEAKS_TLS,
+    TLS_ALERT,
+    Tls,
+    cut_short,
+    is_plain,
+)
 
 Reply = Any
 """str, int, None, or a list of replies."""
@@ -22,6 +33,10 @@ Reply = Any
 
 class Broken(LeaseError):
     """No answer: unreachable, timed out or cut. Whether the call was carried out is unknown."""
+
+
+class Untrusted(Broken):
+    """No TLS with that server: it is not the one that it should be, or our files are wrong."""
 
 
 class Refusal(LeaseError):
@@ -40,36 +55,53 @@ def parse_server(text: str) -> str | tuple[str, int]:
             return path
     else:
         host, colon, port = text.rpartition(":")
-        if colon and host and port.isdigit() and 0 < int(port) < 65536:
-            return host.removeprefix("[").removesuffix("]"), int(port)
+        if colon and host and "/" not in host and (number := parse_port(port)):
+            return host.removeprefix("[").removesuffix("]"), number
     raise ConfigurationError(
         f"{text!r} is not a server's address; write unix:///path/to/socket or HOST:PORT"
     )
 
 
 class Connection:
-    """One authenticated connection. Times are seconds on `time.monotonic`, for I/O only."""
+    """One authenticated connection. Times are seconds on `time.monotonic`, for I/O only.
+
+    With `tls`, everything that goes over TCP is encrypted; a unix socket is not.
+    """
 
     def __init__(
-        self, address: str | tuple[str, int], user: str, password: str, *, timeout: float
+        self,
+        address: str | tuple[str, int],
+        user: str,
+        password: str,
+        *,
+        timeout: float,
+        tls: Tls | None = None,
     ) -> None:
         self._timeout = timeout
+        self._tls = None if isinstance(address, str) else tls
+        self._address = address
+        self._greeted = False
         self._reader = hiredis.Reader(encoding="utf-8", errors="replace")
-        self._socket = _connect(address, timeout)
+        self._socket = _connect(address, timeout, tls)
         try:
             self.call("AUTH", user, password)
         except Refusal as refused:
             self.close()
+            if "WRONGPASS" not in str(refused):
+                # Too many clients, say: that passes, and the caller must not end for it.
+                raise Broken(f"{_name(address)} lets nobody in: {refused}") from None
             raise BadCredentials(
                 f"the server at {_name(address)} refused the user {user!r}: {refused}"
             ) from None
-        except Broken:
+        except Broken as broken:
             self.close()
-            raise
+            raise type(broken)(f"the server at {_name(address)}: {broken}") from None
+        self._greeted = True
 
     def call(self, *command: str, timeout: float | None = None) -> Reply:
         """The answer; Refusal if it is an error, Broken if there is none in time."""
         end = time.monotonic() + (timeout or self._timeout)
+        data = b""
         try:
             self._socket.settimeout(timeout or self._timeout)
             self._socket.sendall(hiredis.pack_command(command))  # type: ignore[arg-type]
@@ -86,13 +118,27 @@ class Connection:
                 reply = self._reader.gets()
         except (OSError, hiredis.ProtocolError) as cause:
             self.close()
-            raise Broken(_why(cause)) from None
+            raise self._broken(cause, data) from None
         except BaseException:
             self.close()  # interrupted between question and answer: the next answer is not ours
             raise
         if isinstance(reply, hiredis.ReplyError):
             raise Refusal(str(reply))
         return reply
+
+    def _broken(self, cause: Exception, data: bytes) -> Broken:
+        if isinstance(self._address, str):
+            return Broken(_why(cause))
+        if self._tls is not None:
+            import ssl  # see tls.py
+
+            if isinstance(cause, ssl.SSLError) and not isinstance(cause, ssl.SSLEOFError):
+                return Untrusted(self._tls.explain(cause, self._address[0]))
+        if data.startswith(TLS_ALERT) and isinstance(cause, hiredis.ProtocolError):
+            return Untrusted(SPEAKS_TLS)
+        if isinstance(cause, OSError) and not isinstance(cause, TimeoutError):
+            return Broken("closed by the server" if self._greeted else cut_short(self._tls))
+        return Broken(_why(cause))
 
     def fcall(self, function: str, *args: str) -> Sequence[str]:
         """An admin function; none of them takes keys."""
@@ -103,22 +149,53 @@ class Connection:
         self._socket.close()
 
 
-def _connect(address: str | tuple[str, int], timeout: float) -> socket.socket:
+def _connect(address: str | tuple[str, int], timeout: float, tls: Tls | None) -> socket.socket:
+    end = time.monotonic() + timeout
     try:
         if isinstance(address, str):
             made = socket.socket(socket.AF_UNIX)
-            made.settimeout(timeout)
-            try:
+        else:
+            made = socket.create_connection(address, timeout)
+        try:
+            made.settimeout(max(end - time.monotonic(), 0.001))
+            if isinstance(address, str):
                 made.connect(address)
-            except BaseException:
-                made.close()
-                raise
-            return made
-        made = socket.create_connection(address, timeout)
-        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return made
+                return made
+            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return made if tls is None else _shake_hands(made, address, tls)
+        except BaseException:
+            made.close()
+            raise
     except OSError as cause:
         raise Broken(f"cannot connect to {_name(address)}: {_why(cause)}") from None
+    except Broken as cause:
+        raise type(cause)(f"cannot connect to {_name(address)}: {cause}") from None
+
+
+def _shake_hands(made: socket.socket, address: tuple[str, int], tls: Tls) -> socket.socket:
+    context = tls.context()
+    import ssl  # the context has imported it; see tls.py
+
+    try:
+        return context.wrap_socket(made, server_hostname=tls.name_of(address[0]))
+    except (ConnectionError, ssl.SSLEOFError):
+        raise Broken(cut_short(tls)) from None
+    except ssl.SSLError as wrong:
+        raise Untrusted(tls.explain(wrong, address[0])) from None
+    except TimeoutError:
+        if _speaks_plainly(address):
+            raise Untrusted(SPEAKS_NO_TLS) from None
+        raise
+
+
+def _speaks_plainly(address: tuple[str, int]) -> bool:
+    """Asked when nothing came back to a handshake; see PLAIN_WORD."""
+    try:
+        with socket.create_connection(address, PLAIN_PATIENCE) as probe:
+            probe.sendall(PLAIN_WORD)
+            return is_plain(probe.recv(1))
+    except OSError:
+        return False
 
 
 def _name(address: str | tuple[str, int]) -> str:

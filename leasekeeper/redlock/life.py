@@ -284,9 +284,10 @@ def merge(helpers: Sequence[Learnt]) -> Learnt:
     ids = {id for helper in helpers for id in helper.vector}
     return Learnt(
         floor=max((helper.floor for helper in helpers), default=0),
-        vector={id: max(helper.vector.get(id, 0) for helper in helpers) for id in ids},
+        vector={id: max(helper.vector.get(id, 0) for helper in helpers) for id in sorted(ids)},
         fences={
-            lock: max(helper.fences.get(lock, helper.floor) for helper in helpers) for lock in locks
+            lock: max(helper.fences.get(lock, helper.floor) for helper in helpers)
+            for lock in sorted(locks)
         },
         nonsense=tuple(dict.fromkeys(lock for helper in helpers for lock in helper.nonsense)),
     )

@@ -9,10 +9,11 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from leasekeeper.lease import ConfigurationError
+from leasekeeper.lease import LONGEST, ConfigurationError
 
 LARGEST = 9  # more nodes make each vote dearer and protect against nothing that 9 do not
 DRIFT = 0.01  # the largest relative rate of any two clocks that the quarantine allows for
@@ -57,12 +58,19 @@ class Membership:
                 raise ConfigurationError(
                     f"nodes: the id {node.id!r} must not be empty nor contain : , = or a space"
                 )
-        if not all(map(math.isfinite, (self.max_ttl, self.quarantine, self.cap))):
+        seconds = (self.max_ttl, self.quarantine, self.cap)
+        if not all(map(math.isfinite, seconds)) or max(seconds) > LONGEST:
             raise ConfigurationError(
-                "maxTtlSeconds, quarantineSeconds and capSeconds must be finite numbers"
+                "maxTtlSeconds, quarantineSeconds and capSeconds must be finite numbers, at most"
+                f" {LONGEST:.0f}"
             )
         if self.max_ttl <= 0 or self.cap <= 0:
             raise ConfigurationError("maxTtlSeconds and capSeconds must be greater than 0")
+        if round(self.cap * 1e6) / 1e6 != self.cap:
+            raise ConfigurationError(
+                f"capSeconds ({self.cap!r}) must be a whole number of microseconds, which is what"
+                " nodes count in: round it to six digits"
+            )
         if self.quarantine <= self.max_ttl * (1 + DRIFT):
             raise ConfigurationError(
                 f"quarantineSeconds ({self.quarantine:g}) must be greater than"
@@ -96,11 +104,36 @@ class Membership:
                 max_ttl=float(data["maxTtlSeconds"]),
                 quarantine=float(data["quarantineSeconds"]),
                 cap=float(data["capSeconds"]),
-                nodes=tuple(
+                nodes=_reachable(
                     Node(str(n["id"]), str(n["host"]), int(n["port"])) for n in data["nodes"]
                 ),
             )
         except KeyError as missing:
             raise ConfigurationError(f"membership: the key {missing} is missing") from None
-        except (TypeError, ValueError) as wrong:
+        except (TypeError, ValueError, OverflowError) as wrong:
             raise ConfigurationError(f"membership: {wrong}") from None
+
+
+def _reachable(nodes: Iterable[Node]) -> tuple[Node, ...]:
+    """Each at an address of its own: one server that is two members would have two votes."""
+    found: dict[str, Node] = {}
+    for node in nodes:
+        if not node.host or not 0 < node.port < 65536:
+            raise ConfigurationError(
+                f"nodes: {node.id} has the address {node.address!r}; it needs a host and a port"
+                " from 1 to 65535"
+            )
+        other = found.setdefault(node.address, node)
+        if other is not node:
+            raise ConfigurationError(
+                f"nodes: {other.id} and {node.id} both have the address {node.address}; each node"
+                " is a server of its own"
+            )
+    return tuple(found.values())
+
+
+def parse_port(text: str) -> int | None:
+    """0 to 65535, in plain digits; none: that is no port."""
+    if text.isascii() and text.isdigit() and len(text) <= 5 and int(text) < 65536:
+        return int(text)
+    return None

@@ -13,6 +13,7 @@ from leasekeeper.redlock.blocking import Broken, Connection, Refusal
 from leasekeeper.redlock.life import Learnt, Life, merge, outranked_peers
 from leasekeeper.redlock.membership import Membership, Node
 from leasekeeper.redlock.registry import NodeView
+from leasekeeper.redlock.tls import Tls
 
 TIMEOUT = 0.5  # a healthy node answers in a millisecond; a hung one must not hold up the others
 RETRY = 0.3  # how long a peer that did not answer is left alone, so that the others get a turn
@@ -22,9 +23,16 @@ UNREADABLE = (ValueError, IndexError, OverflowError)
 
 
 class Peers:
-    def __init__(self, membership: Membership, node: str, password: str) -> None:
+    def __init__(
+        self,
+        membership: Membership,
+        node: str,
+        password: Callable[[], str],
+        tls: Tls | None = None,
+    ) -> None:
         self._others = {other.id: other for other in membership.nodes if other.id != node}
         self._password = password
+        self._tls = tls
         self._connections: dict[str, Connection] = {}
         self._retry_at: dict[str, float] = {}
         self.problems: dict[str, str] = {}
@@ -130,7 +138,11 @@ class Peers:
         connection = self._connections.get(other.id)
         if connection is None:
             connection = Connection(
-                (other.host, other.port), users.PEER, self._password, timeout=TIMEOUT
+                (other.host, other.port),
+                users.PEER,
+                self._password(),
+                timeout=TIMEOUT,
+                tls=self._tls,
             )
             self._connections[other.id] = connection
         return connection

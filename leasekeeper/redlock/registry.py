@@ -180,8 +180,13 @@ def decide_birth(
     return _reborn(record, rested | remembering, wall_ms)
 
 
+def largest_plausible(record: Record, wall_ms: int) -> int:
+    """The largest F that hand-overs can have led to; also what `lk1_forget` is given."""
+    return max(wall_ms, record.floor) + PLAUSIBLE
+
+
 def _reborn(record: Record, views: Mapping[str, NodeView], wall_ms: int) -> Record:
-    largest = max(wall_ms, record.floor) + PLAUSIBLE
+    largest = largest_plausible(record, wall_ms)
     counters = (counter for view in views.values() for counter in (view.floor, view.highest))
     tokens = (counter for counter in counters if counter <= largest)
     known = (max([view.incarnation, *view.vector.values()]) for view in views.values())
@@ -255,7 +260,10 @@ class FileRegistry:
             raise self._refused("cannot be written", wrong) from None
 
     def _refused(self, what: str, wrong: OSError) -> ConfigurationError:
-        return ConfigurationError(f"registry {self._path}: {what}: {wrong.strerror or wrong}")
+        return ConfigurationError(
+            f"registry {self._path}: {what}: {wrong.strerror or wrong}; name a file in a folder"
+            " where the agent may write, it need not exist"
+        )
 
     def _swap(self, expected: Record | None, new: Record) -> bool:
         # The lock is a file of its own, because the record's file is replaced at each write.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from leasekeeper.redlock import users
 
 REQUIRED = {
@@ -13,6 +15,20 @@ REQUIRED = {
 forgets a key when it is full, would be a memory that lies."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerTls:
+    """TLS for everybody who comes over TCP. The agent's unix socket stays plain."""
+
+    cert_file: str
+    key_file: str
+    ca_file: str
+    """Who signed the certificates of clients; unused as long as none are asked for."""
+    clients: bool = False
+    """Whether clients must show a certificate: passwords say who they are, so they need not."""
+    plain_port: int = 0
+    """A port without TLS beside it, for as long as candidates are being moved over. 0: none."""
+
+
 def server_config(
     *,
     agent: str,
@@ -22,6 +38,7 @@ def server_config(
     port: int = 6379,
     bind: str = "* -::*",
     unix_socket: str | None = None,
+    tls: ServerTls | None = None,
     max_memory: str = "64mb",
 ) -> str:
     """The text of the file. `agent`, `peer` and `operator` are digests of their passwords
@@ -33,7 +50,7 @@ def server_config(
     """
     lines = [
         f"bind {bind}",
-        f"port {port}",
+        *(_tls_lines(tls, port) if tls else [f"port {port}"]),
         "protected-mode no",
         f"dir {directory}",
         *(f"{key} {value or chr(34) * 2}" for key, value in REQUIRED.items()),
@@ -60,3 +77,15 @@ def server_config(
     if unix_socket:
         lines += [f"unixsocket {unix_socket}", "unixsocketperm 777"]
     return "\n".join(lines) + "\n"
+
+
+def _tls_lines(tls: ServerTls, port: int) -> list[str]:
+    return [
+        f"port {tls.plain_port}",
+        f"tls-port {port}",
+        f"tls-cert-file {tls.cert_file}",
+        f"tls-key-file {tls.key_file}",
+        f"tls-ca-cert-file {tls.ca_file}",
+        f"tls-auth-clients {'yes' if tls.clients else 'no'}",
+        'tls-protocols "TLSv1.2 TLSv1.3"',
+    ]

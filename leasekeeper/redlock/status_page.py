@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 from leasekeeper.lease import ConfigurationError
+from leasekeeper.redlock.membership import parse_port
 
 LONGEST_TURN = 15.0
 """How long the loop may be in one turn and still be healthy. The slowest asks every peer in vain:
@@ -78,9 +79,10 @@ def respond(status: Status, request: str) -> tuple[int, Any]:
 
 def parse_http(text: str) -> tuple[str, int]:
     host, colon, port = text.rpartition(":")
-    if not colon or not port.isdigit() or int(port) > 65535:
+    number = parse_port(port)
+    if not colon or number is None:
         raise ConfigurationError(f"--http {text!r} is not an address; write [HOST]:PORT")
-    return host.removeprefix("[").removesuffix("]"), int(port)
+    return host.removeprefix("[").removesuffix("]"), number
 
 
 def serve(address: tuple[str, int], status: Status) -> Callable[[], None]:
@@ -91,7 +93,7 @@ def serve(address: tuple[str, int], status: Status) -> Callable[[], None]:
         )
     except OSError as wrong:
         raise ConfigurationError(
-            f"--http {address[0]}:{address[1]}: {wrong.strerror}; choose another port"
+            f"--http {address[0]}:{address[1]}: {wrong.strerror}; choose another address or port"
         ) from None
     listener.setblocking(False)
     threading.Thread(target=_loop, args=(listener, status), daemon=True).start()

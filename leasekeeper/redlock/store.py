@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 
 from leasekeeper.clock import Clock, Deadline, Instant
@@ -35,19 +34,16 @@ from leasekeeper.lease import (
     Unknown,
 )
 from leasekeeper.redlock import quorum as q
+from leasekeeper.redlock.connections import own_links
 from leasekeeper.redlock.gate import SHORTEST_PATIENCE, gate_order, pass_the_gate
 from leasekeeper.redlock.membership import Membership
-from leasekeeper.redlock.transport import Link, OnPush, TcpLink
+from leasekeeper.redlock.tls import Tls
+from leasekeeper.redlock.transport import MakeLinks, ignore
+from leasekeeper.redlock.waiting import CALLERS, COURTESY, SUBSTITUTES, Chance, Waiting
 
 _Verdict = q.Won | q.Elevate | q.Failed
-MakeLinks = Callable[[OnPush], Mapping[str, Link]]
 
 FIRST_BACKOFF = 0.005  # after a split vote: about five round trips within a data centre
-LARGEST_TOKEN = 2**52  # beyond this a Lua number is no longer exact; nodes never get there
-
-
-def _ignore(_: object) -> None:
-    """For requests whose answer changes nothing."""
 
 
 class RedlockStore:
@@ -63,7 +59,7 @@ class RedlockStore:
         clock: Clock,
         username: str = "",
         password: str = "",
-        tls: ssl.SSLContext | None = None,
+        tls: Tls | None = None,
         links: MakeLinks | None = None,
     ) -> None:
         if timings.ttl > membership.max_ttl:
@@ -85,33 +81,28 @@ class RedlockStore:
         self._gate = gate_order(lock, (node.id for node in membership.nodes))
         self._in_a_crowd = False  # others may wait for the lock as we do
         self._lost_at_gate = False
-        self._round_trip = 0.0  # how long the last good round took
         self._current: str | None = None  # the id of the lease that is held, for repairs only
-        self._free_at: int | None = None  # the highest token with which the lock was given back
-        self._freed = asyncio.Event()
-
-        def over_tcp(on_push: OnPush) -> Mapping[str, Link]:
-            return {
-                node.id: TcpLink(
-                    node,
-                    username=username,
-                    password=password,
-                    channel=f"lk:freed:{lock}",
-                    on_push=on_push,
-                    patience=timings.retry_period,
-                    tls=tls,
-                )
-                for node in membership.nodes
-            }
-
-        self._links = (links or over_tcp)(self._on_push)
+        self._successor: str | None = None  # who was called when we gave the lock back
+        self._waiting = Waiting(self._gate[0], SHORTEST_PATIENCE)
+        self._was_ready = False
+        make_links = links or own_links(
+            membership,
+            username=username,
+            password=password,
+            patience=timings.retry_period,
+            tls=tls,
+        )
+        self._links = make_links(f"lk:freed:{lock}/{candidate.id}", self._waiting.on_push)
 
     async def ready(self) -> None:
+        if self._was_ready:
+            return
         waits = [asyncio.ensure_future(link.up()) for link in self._links.values()]
         try:
             for count, first in enumerate(asyncio.as_completed(waits), start=1):
                 await first
                 if count == self._membership.quorum:
+                    self._was_ready = True
                     return
         finally:
             for wait in waits:
@@ -122,39 +113,57 @@ class RedlockStore:
     async def acquire(self) -> Acquired:
         self._attempt += 1
         attempt = f"{self._candidate.id}/{self._attempt}"
-        woken = self._freed.is_set()
-        self._freed.clear()
-        guess = 0 if self._free_at is None else self._free_at + 1
-        self._free_at = None
+        if self._successor is not None:
+            return self._queue_up(attempt)
+        chance = self._waiting.begin()
+        guess = 0 if chance.free_at is None else chance.free_at + 1
         began = self._clock.now()
         round_: q.Round[_Verdict] = self._round(
             ("lk1_grant", attempt, self._ttl, str(guess)), lambda v: q.judge_grant(v, guess)
         )
         granted = False
         try:
-            outcome = await self._attempt_to_win(attempt, round_, began, woken)
+            outcome = await self._attempt_to_win(attempt, round_, began, chance)
             granted = isinstance(outcome, Grant)
             return outcome
         finally:
             # Also when the caller was cancelled: a write to a connection needs no waiting.
             if not granted:
                 self._in_a_crowd = True
-                for node in round_.asked:
-                    self._links[node].call(self._command(("lk1_release", attempt, "0")), _ignore)
+                self._give_back(attempt, round_)
+
+    def _queue_up(self, attempt: str) -> Held:
+        """We gave the lock back and somebody was called: behind those who wait, not before them."""
+        successor, self._successor = self._successor or "", None
+        self._in_a_crowd = True
+        self._waiting.forget()
+        for link in self._links.values():
+            link.call(self._command(("lk1_wait", attempt)), ignore)
+        return Held(by=successor, free_in=COURTESY)
+
+    def _give_back(self, attempt: str, round_: q.Round[_Verdict]) -> None:
+        """Wherever the attempt may have left something: where no answer came, too."""
+        for node in round_.asked:
+            reply = round_.votes.replies.get(node)
+            if reply is None or reply.status not in ("HELD", "PAUSED"):
+                self._links[node].call(self._command(("lk1_release", attempt, "0")), ignore)
 
     async def _attempt_to_win(
-        self, attempt: str, round_: q.Round[_Verdict], began: Instant, woken: bool
+        self, attempt: str, round_: q.Round[_Verdict], began: Instant, chance: Chance
     ) -> Acquired:
         budget = Deadline(began, self._timings.renew_deadline)
-        # Whoever lost at the gate looks at all nodes the next time, if no wake-up comes: the gate
-        # may be wrong about the holder, the quorum is not.
-        if self._in_a_crowd and (woken or not self._lost_at_gate):
-            patience = max(SHORTEST_PATIENCE, 3 * self._round_trip)
-            if not await pass_the_gate(round_, self._gate, patience):
+        if chance.free_nodes:
+            verdict = await self._follow_the_release(round_, chance.free_nodes, budget)
+        else:
+            # Whoever lost at the gate looks at all nodes the next time, if no call comes: the gate
+            # may be wrong about the holder, the quorum is not.
+            by_the_gate = self._in_a_crowd and (chance.woken or not self._lost_at_gate)
+            patience = self._waiting.patience
+            if by_the_gate and not await pass_the_gate(round_, self._gate, patience):
                 return self._lost_the_gate(round_.votes)
+            round_.ask_the_rest()
+            verdict = await round_.decision(budget.left(self._clock.now()))
         self._lost_at_gate = False
-        round_.ask_the_rest()
-        verdict = await round_.decision(budget.left(self._clock.now()))
         votes = round_.votes
         if isinstance(verdict, q.Elevate):
             token = verdict.token
@@ -164,7 +173,7 @@ class RedlockStore:
             second.ask_the_rest()
             verdict = await second.decision(budget.left(self._clock.now()))
             votes = second.votes
-        if not isinstance(verdict, q.Won) or verdict.token >= LARGEST_TOKEN:
+        if not isinstance(verdict, q.Won) or verdict.token >= q.LARGEST_TOKEN:
             return self._not_won(votes)
         grant = self._grant(attempt, verdict.token, began)
         if grant.deadline.passed(self._clock.now()):
@@ -172,7 +181,27 @@ class RedlockStore:
         self._splits = 0
         self._in_a_crowd = False
         self._current = attempt
+        self._waiting.won(grant.token)
         return grant
+
+    async def _follow_the_release(
+        self, round_: q.Round[_Verdict], free_nodes: tuple[str, ...], budget: Deadline
+    ) -> _Verdict | None:
+        """Asks each node as it becomes free: before, it would say no. Those from which nothing is
+        heard are asked after a moment.
+        """
+        moment = self._waiting.patience / 3  # a release goes out to all nodes at the same time
+        patience = asyncio.get_running_loop().call_later(moment, round_.ask_the_rest)
+        self._waiting.follow = round_.ask
+        try:
+            round_.ask(*free_nodes)
+            verdict = await round_.decision(budget.left(self._clock.now()))
+        finally:
+            self._waiting.follow = None
+            patience.cancel()
+        if isinstance(verdict, q.Won | q.Elevate):
+            round_.ask_the_rest()  # so that the lease stands on all nodes
+        return verdict
 
     def _lost_the_gate(self, votes: q.Votes) -> Acquired:
         self._lost_at_gate = True
@@ -206,7 +235,7 @@ class RedlockStore:
         def repair(node: str, reply: q.Reply) -> None:
             good = isinstance(round_.verdict, q.Kept) and not deadline.passed(self._clock.now())
             if good and reply.status == "MISSING" and self._current == grant.id:
-                self._links[node].call(self._command(("lk1_adopt", *arguments)), _ignore)
+                self._links[node].call(self._command(("lk1_adopt", *arguments)), ignore)
 
         round_ = self._round(
             ("lk1_renew", *arguments), lambda v: q.judge_renewal(v, len(self._links)), late=repair
@@ -222,7 +251,8 @@ class RedlockStore:
             return Lost("the deadline passed while the votes came in")
         for node, reply in round_.votes.counting():
             repair(node, reply)
-        self._round_trip = self._clock.now().elapsed_since(began)
+        trip = self._clock.now().elapsed_since(began)
+        self._waiting.patience = max(SHORTEST_PATIENCE, 3 * trip)
         return self._grant(grant.id, grant.token, began, _latest_request(verdict.requests))
 
     # -- release, observe ------------------------------------------------------------------------
@@ -230,20 +260,18 @@ class RedlockStore:
     async def release(self, grant: Grant) -> ReleaseOutcome:
         self._current = None
         round_ = self._round(("lk1_release", grant.id, "1"), q.judge_release)
+        with_substitutes = self._command(("lk1_release", grant.id, str(1 + SUBSTITUTES)))
+        round_.ask(*self._gate[:CALLERS], command=with_substitutes)
         round_.ask_the_rest()
-        self._free_at = max(self._free_at or 0, grant.token)
+        self._waiting.gave_back(grant.token)
         verdict = await round_.decision(self._timings.retry_period)
         if verdict is None:
             return Unknown(round_.votes.causes())
-        return Released() if verdict else AlreadyGone()
+        self._successor = verdict.successor
+        return Released() if verdict.ours else AlreadyGone()
 
     async def freed(self) -> None:
-        await self._freed.wait()
-
-    def _on_push(self, _channel: str, message: bytes) -> None:
-        if message.isdigit() and int(message) < LARGEST_TOKEN:
-            self._free_at = max(self._free_at or 0, int(message))
-        self._freed.set()
+        await self._waiting.freed.wait()
 
     async def observe(self) -> Observation:
         round_ = self._round(("lk1_observe",), lambda v: None if v.outstanding else True)
@@ -261,6 +289,7 @@ class RedlockStore:
         )
 
     async def close(self) -> None:
+        self._waiting.forget()
         for link in self._links.values():
             await link.close()
 

@@ -24,15 +24,18 @@ def lock_user(lock: str) -> str:
     return f"lock:{lock}"
 
 
-def lock_rules(lock: str, password_digest: str) -> list[str]:
-    """The arguments of ACL SETUSER for the candidates of one lock."""
+def lock_rules(lock: str, password_digest: str, *more: str) -> list[str]:
+    """The arguments of ACL SETUSER for the candidates of one lock, or of several (`more`) that one
+    program uses over shared connections.
+    """
+    locks = (lock, *more)
     return [
         "reset",
         "on",
         f"#{password_digest}",
-        f"~lk:lock:{lock}",
+        *(f"~lk:lock:{name}" for name in locks),
         "%R~lk:node",
-        f"&lk:freed:{lock}",
+        *(f"&lk:freed:{name}/*" for name in locks),
         *_CONNECTION,
         *("+fcall", "+hmget", "+hset", "+hdel", "+publish", "+subscribe", "+unsubscribe"),
     ]

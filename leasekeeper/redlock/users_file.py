@@ -48,10 +48,15 @@ class UsersFile:
             self._signature = signature
             with open(self._path, encoding="utf-8") as file:
                 text = file.read()
+        except UnicodeDecodeError:
+            raise ConfigurationError(f"users file {self._path}: not a text") from None
         except OSError as wrong:
             if self._signature == (0,):
                 return False
             self._signature = (0,)
-            raise ConfigurationError(f"users file {self._path}: {wrong.strerror}") from None
+            raise ConfigurationError(
+                f"users file {self._path}: {wrong.strerror}; name a file that can be read, an empty"
+                " one if there are no locks yet"
+            ) from None
         self.users = parse(text, self._path)
         return True

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from math import floor
 
 from leasekeeper.clock import Clock
-from leasekeeper.lease import Grant
+from leasekeeper.lease import Grant, Timings
 from leasekeeper_sidecar.host import Host
 from leasekeeper_sidecar.log import timestamp
 
@@ -32,6 +32,11 @@ _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 # writer's truncation makes the deadline earlier, the reader's makes its time look earlier: one
 # hundredth less covers the second.
 TRUNCATION_CS = 1
+
+
+# Between two renewals the file must stay true for readers, who have whole seconds of the wall
+# clock: one may go to `expiresUnix`, which is rounded down, and one is for a slow renewal.
+ROOM_SECONDS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +121,21 @@ def leading_claim(grant: Grant, *, name: str, acquired: float, clock: Clock, hos
         expires=wall + left,
         expires_unix=floor(wall + left),
         deadline_cs=floor(uptime_cs + left * 100) - TRUNCATION_CS,
+    )
+
+
+def flicker(timings: Timings) -> str:
+    """What to tell a person whose timings would make the file say no between two renewals, though
+    the pod leads; empty if they leave room. Safe either way, and the API server refuses such locks:
+    so this is a warning.
+    """
+    if timings.renew_deadline >= timings.retry_period + ROOM_SECONDS:
+        return ""
+    return (
+        f"renewDeadlineSeconds ({timings.renew_deadline:g}) is less than retryPeriodSeconds"
+        f" ({timings.retry_period:g}) + {ROOM_SECONDS}: readers have whole seconds, and may see"
+        " `not the leader` for a moment before a renewal; raise the deadline or lower the retry"
+        " period"
     )
 
 

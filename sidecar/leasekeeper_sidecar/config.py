@@ -8,6 +8,7 @@ environment.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from typing import Any
 
 from leasekeeper.lease import ConfigurationError, Timings
 from leasekeeper.redlock.membership import Membership
+from leasekeeper.redlock.tls import Tls
 
 _LABEL = r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?"
 _LOCK = re.compile(f"{_LABEL}/{_LABEL}")
@@ -76,6 +78,7 @@ class Config:
     membership: Membership
     username: str
     password: str
+    tls: Tls | None
     pod_name: str
     pod_uid: str
     leader_dir: str
@@ -143,6 +146,7 @@ def load(argv: Sequence[str], environ: Mapping[str, str]) -> Config:
         membership=lock.membership,
         username=lock.username,
         password=lock.password,
+        tls=lock.tls,
         pod_name=told["pod-name"],
         pod_uid=told["pod-uid"],
         leader_dir=told["leader-dir"],
@@ -197,6 +201,7 @@ class _Lock:
     membership: Membership
     username: str
     password: str
+    tls: Tls | None
 
 
 def _lock_file(path: str, problems: _Problems) -> _Lock | None:
@@ -223,9 +228,10 @@ def _lock_file(path: str, problems: _Problems) -> _Lock | None:
     timings = _timings(at)
     username, password = at.text("redlock.username"), at.text("redlock.password")
     membership = _membership(at, timings)
+    tls = _tls(at)
     if len(problems.found) > before or timings is None or membership is None:
         return None
-    return _Lock(name, timings, membership, username, password)
+    return _Lock(name, timings, membership, username, password, tls)
 
 
 def _timings(at: _Reader) -> Timings | None:
@@ -264,6 +270,44 @@ def _membership(at: _Reader, timings: Timings | None) -> Membership | None:
         )
         return None
     return membership
+
+
+_TLS = {
+    "caFile": "ca_file",
+    "certFile": "cert_file",
+    "keyFile": "key_file",
+    "serverName": "server_name",
+}
+
+
+def _tls(at: _Reader) -> Tls | None:
+    """Files and not the PEM itself: they are read again when they are replaced, lock.json is not.
+    Their paths begin at the folder of lock.json, because they are keys of the same Secret.
+    """
+    found, key = at.value("redlock.tls"), f"{at.path}: redlock.tls"
+    if found is None:
+        return None
+    if not isinstance(found, dict):
+        at.problems.add(key, f"must be an object with {', '.join(_TLS)}")
+        return None
+    before = len(at.problems.found)
+    for name in found.keys() - _TLS.keys():
+        at.problems.add(f"{key}.{name}", f"no such key; there are {', '.join(_TLS)}")
+    texts = {name: at.text(f"redlock.tls.{name}") for name in _TLS if name in found}
+    if "caFile" not in found:
+        at.problems.add(f"{key}.caFile", "is missing: the CA that signed the nodes' certificates")
+    if len(at.problems.found) > before:
+        return None
+    folder = os.path.dirname(os.path.abspath(at.path))
+    told = {
+        _TLS[name]: text if name == "serverName" else os.path.join(folder, text)
+        for name, text in texts.items()
+    }
+    try:
+        return Tls(**told)
+    except ConfigurationError as wrong:
+        at.problems.add(key, str(wrong))
+        return None
 
 
 class _Reader:

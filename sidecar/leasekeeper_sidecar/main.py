@@ -16,6 +16,7 @@ from leasekeeper.lease import Candidate, ConfigurationError, LeaseStore
 from leasekeeper.redlock.store import RedlockStore
 from leasekeeper_sidecar import config as configuration
 from leasekeeper_sidecar import http, pages
+from leasekeeper_sidecar.claim import flicker
 from leasekeeper_sidecar.config import Config
 from leasekeeper_sidecar.diagnosis import Explaining
 from leasekeeper_sidecar.host import Proc
@@ -61,6 +62,8 @@ class Sidecar:
         self.mirror: Mirror | None = None
 
     async def run(self) -> int:
+        if warning := flicker(self.config.timings):
+            self.log.event("timings-too-close", lock=self.config.lock, why=warning)
         resume = self.leadership.start()
         self.file.install_programs()
         store = self._store()
@@ -99,6 +102,7 @@ class Sidecar:
             clock=self.clock,
             username=config.username,
             password=config.password,
+            tls=config.tls,
         )
         return Explaining(
             store,

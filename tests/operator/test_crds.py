@@ -56,9 +56,15 @@ def test_an_empty_ensemble_works(cluster: Cluster, namespace: str) -> None:
 
 LOCK_REFUSALS: list[tuple[Object, str]] = [
     (
-        {"renewDeadlineSeconds": 2},
+        {"renewDeadlineSeconds": 12, "retryPeriodSeconds": 10},
         "spec.renewDeadlineSeconds must be greater than 1.2 × spec.retryPeriodSeconds, or one slow"
         " renewal would end the tenure. Raise the deadline or lower the retry period",
+    ),
+    (
+        {"renewDeadlineSeconds": 3},
+        "spec.renewDeadlineSeconds must be at least spec.retryPeriodSeconds + 2: readers of the"
+        ' leader file have whole seconds, and would see "not the leader" for a moment before a'
+        " renewal. Raise the deadline or lower the retry period",
     ),
     (
         {"leaseDurationSeconds": 10},
@@ -101,7 +107,7 @@ def test_a_lock_is_refused(cluster: Cluster, namespace: str, spec: Object, sente
 
 
 def test_the_smallest_timings_are_allowed(cluster: Cluster, namespace: str) -> None:
-    cluster.lock(namespace, leaseDurationSeconds=3, renewDeadlineSeconds=2, retryPeriodSeconds=1)
+    cluster.lock(namespace, leaseDurationSeconds=4, renewDeadlineSeconds=3, retryPeriodSeconds=1)
 
 
 def test_a_locks_name_must_fit_a_label(cluster: Cluster, namespace: str) -> None:

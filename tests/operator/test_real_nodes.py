@@ -105,16 +105,16 @@ class World:
             return False
 
 
-SHORT = {"leaseDurationSeconds": 3, "renewDeadlineSeconds": 2, "retryPeriodSeconds": 1}
+SHORT = {"leaseDurationSeconds": 4, "renewDeadlineSeconds": 3, "retryPeriodSeconds": 1}
 
 
 @pytest.fixture
 async def world(cluster: Cluster, api: Api) -> AsyncIterator[World]:
-    with RealNodes(3, registry=False, max_ttl=3.0, quarantine=3.1) as nodes:
+    with RealNodes(3, registry=False, max_ttl=4.0, quarantine=4.1) as nodes:
         world = World(cluster, api, nodes)
         world.keep_passwords()
-        restart = {"delaySeconds": 4}
-        cluster.ensemble(world.namespace, nodes=3, longestLeaseSeconds=3, restartPolicy=restart)
+        restart = {"delaySeconds": 5}
+        cluster.ensemble(world.namespace, nodes=3, longestLeaseSeconds=4, restartPolicy=restart)
         yield world
         await world.ensembles.close()
 

@@ -10,16 +10,17 @@ from collections.abc import Iterator
 import pytest
 import redis
 from ensemble import Ensemble, EnsembleNode
-from servers import FLAVOURS, wait_until
+from servers import KINDS, Kind, wait_until
 
 from leasekeeper.redlock import functions
 
 TOKEN = int(time.time() * 1000) + 2**31  # above every floor, and not so far that nobody believes it
 
 
-@pytest.fixture(scope="module", params=FLAVOURS)
+@pytest.fixture(scope="module", params=KINDS, ids=str)
 def shared(request: pytest.FixtureRequest) -> Iterator[Ensemble]:
-    with Ensemble(5, flavour=request.param, max_ttl=1.0, quarantine=1.1) as running:
+    kind: Kind = request.param
+    with Ensemble(5, flavour=kind.flavour, tls=kind.tls, max_ttl=1.0, quarantine=1.1) as running:
         yield running
 
 

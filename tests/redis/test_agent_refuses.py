@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import socket
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -17,6 +18,8 @@ from ensemble import Ensemble
 from servers import FLAVOURS, Passwords, Server, free_port, wait_until
 
 from leasekeeper import __version__, cli
+from leasekeeper.redlock import users
+from leasekeeper.redlock.blocking import BadCredentials, Broken, Connection
 
 
 @pytest.fixture(scope="module", params=FLAVOURS)
@@ -201,46 +204,123 @@ def options(tmp_path: Path) -> dict[str, str]:
     }
 
 
-MISTAKES = {
-    "node": ("7", "--node 7 is not in .*; it has 0, 1, 2"),
-    "server": ("redis://x", "'redis://x' is not a server's address; write unix://"),
-    "membership": ("/nowhere.json", "--membership /nowhere.json: No such file"),
-    "credentials": ("/nowhere", "--credentials /nowhere/agent: No such file"),
-    "users": ("/nowhere", "users file /nowhere: No such file"),
-    "http": ("here", "--http 'here' is not an address"),
-}
+ADDRESS = "is not a server's address; write unix:///path/to/socket or HOST:PORT"
+MISTAKES = [
+    ("node", "7", "--node 7 is not in .*; it has 0, 1, 2"),
+    ("server", "redis://x", ADDRESS),
+    ("server", "redis://x:6379", ADDRESS),
+    ("server", "unix://relative", ADDRESS),
+    ("server", "host", ADDRESS),
+    ("server", ":6379", ADDRESS),
+    ("server", "host:", ADDRESS),
+    ("server", "host:0", ADDRESS),
+    ("server", "host:65536", ADDRESS),
+    ("server", "host:-1", ADDRESS),
+    ("server", "host:²", ADDRESS),
+    ("server", "host:" + "9" * 5000, ADDRESS),
+    ("membership", "/nowhere.json", "--membership /nowhere.json: No such file.*; name a file"),
+    ("membership", "/", "--membership /: Is a directory; name a file that can be read"),
+    ("credentials", "/nowhere", "--credentials /nowhere/agent: No such file.*one password"),
+    ("users", "/nowhere", "users file /nowhere: No such file.*; name a file"),
+    ("users", "/", "users file /: Is a directory; name a file"),
+    ("registry", "/", "registry /: cannot be read: Is a directory; name a file"),
+    ("http", "here", "--http 'here' is not an address; write"),
+    ("http", ":²", "is not an address; write"),
+    ("http", ":65536", "is not an address; write"),
+    ("tls-ca", "/nowhere", "--tls-ca.*CA file /nowhere cannot be used: No such file.*; name a PEM"),
+    ("tls-cert", "/nowhere", "--tls-cert needs --tls-ca"),
+    ("tls-name", "nodes", "--tls-name needs --tls-ca"),
+]
 
 
-@pytest.mark.parametrize("option", MISTAKES)
-def test_a_mistake_in_an_option_is_one_sentence(
-    option: str, options: dict[str, str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    value, sentence = MISTAKES[option]
-    arguments = [f"--{key}={text}" for key, text in {**options, option: value}.items()]
+def refused(options: dict[str, str], capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line that the agent says before it ends; nothing of it was started."""
+    port = free_port()
+    options = {"http": f"127.0.0.1:{port}", **options}
+    threads = threading.active_count()
+    arguments = [f"--{key}={text}" for key, text in options.items()]
     assert cli.main(["node-agent", *arguments]) == cli.EXIT_CONFIGURATION
     said = capsys.readouterr().err
-    assert said.count("\n") == 1
+    assert said.startswith("leasekeeper: ")
+    assert said.count("\n") == 1, said
+    assert threading.active_count() == threads
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", port)) != 0
+    return said
 
+
+@pytest.mark.parametrize(("option", "value", "sentence"), MISTAKES)
+def test_a_mistake_in_an_option_is_one_sentence(
+    option: str,
+    value: str,
+    sentence: str,
+    options: dict[str, str],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    said = refused({**options, option: value}, capsys)
     assert re.search(sentence, said), said
 
 
 @pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
-        ("{", "not JSON"),
-        ("{}", "the key 'number' is missing"),
-        ('{"nodes": [], "number": 1, "maxTtlSeconds": 1, "quarantineSeconds": 2, "capSeconds": 1}',
-         "0 given, but their number must be odd"),
-    ],
-)  # fmt: skip
-def test_a_membership_file_that_cannot_be_used_is_one_sentence(
-    text: str, sentence: str, options: dict[str, str], capsys: pytest.CaptureFixture[str]
+    ("content", "sentence"),
+    [(None, "Is a directory"), (b"", "is empty"), (b"\xff\xfe", "not a text")],
+)
+@pytest.mark.parametrize("user", ["agent", "peer"])
+def test_a_password_that_cannot_be_read_is_one_sentence(
+    user: str,
+    content: bytes | None,
+    sentence: str,
+    options: dict[str, str],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    Path(options["membership"]).write_text(text)
-    arguments = [f"--{key}={value}" for key, value in options.items()]
-    assert cli.main(["node-agent", *arguments]) == cli.EXIT_CONFIGURATION
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
+    path = Path(options["credentials"]) / user
+    path.unlink()
+    path.mkdir() if content is None else path.write_bytes(content)
+    said = refused(options, capsys)
+    assert f"--credentials {path}: {sentence}; it must hold one password" in said
+
+
+def node(id: str, port: object, host: str = "h") -> dict[str, object]:
+    return {"id": id, "host": host, "port": port}
+
+
+THREE = [node("0", 1), node("1", 2), node("2", 3)]
+MEMBERSHIPS: list[tuple[str | dict[str, object], str]] = [
+    ("{", "not JSON"),
+    ("[" * 100_000, "not JSON"),
+    ('{"number": ' + "1" * 5000 + "}", "not JSON"),
+    ("{}", "the key 'number' is missing"),
+    ("[]", "membership: "),
+    ({"nodes": []}, "0 given, but their number must be odd and from 3 to 9"),
+    ({"nodes": THREE[:1]}, "1 given, but their number must be odd and from 3 to 9"),
+    ({"nodes": THREE[:2]}, "2 given, but their number must be odd and from 3 to 9"),
+    ({"nodes": [*THREE[:2], node("1", 9)]}, "two have the same id"),
+    ({"nodes": [*THREE[:2], node("2", 1)]}, "0 and 2 both have the address h:1"),
+    ({"nodes": [*THREE[:2], node("2", 70_000)]}, "needs a host and a port from 1 to 65535"),
+    ({"nodes": [*THREE[:2], node("2", 3, host="")]}, "needs a host and a port from 1 to 65535"),
+    ({"nodes": [*THREE[:2], node("2", "x")]}, "membership: invalid literal"),
+    ({"number": float("inf")}, "membership: cannot convert"),
+    ({"maxTtlSeconds": float("nan")}, "must be finite numbers, at most 1000000"),
+    ({"capSeconds": float("inf")}, "must be finite numbers, at most 1000000"),
+    ({"maxTtlSeconds": 1e300, "quarantineSeconds": 1e301}, "must be finite numbers, at most"),
+    ({"maxTtlSeconds": -1}, "must be greater than 0"),
+    ({"capSeconds": -0.1}, "must be greater than 0"),
+    ({"quarantineSeconds": 10}, "quarantineSeconds (10) must be greater than maxTtlSeconds"),
+]
+
+
+@pytest.mark.parametrize(("content", "sentence"), MEMBERSHIPS)
+def test_a_membership_file_that_cannot_be_used_is_one_sentence(
+    content: str | dict[str, object],
+    sentence: str,
+    options: dict[str, str],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = Path(options["membership"])
+    good = json.loads(path.read_text())
+    path.write_text(content if isinstance(content, str) else json.dumps({**good, **content}))
+    said = refused(options, capsys)
+    assert f"--membership {path}: " in said
     assert sentence in said
 
 
@@ -253,6 +333,16 @@ def test_a_taken_port_is_one_sentence(
         code = cli.main(["node-agent", *arguments, f"--http=127.0.0.1:{port}"])
     assert code == cli.EXIT_CONFIGURATION
     assert f"--http 127.0.0.1:{port}: Address already in use" in capsys.readouterr().err
+
+
+def test_an_unknown_option_is_named(
+    options: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [f"--{key}={value}" for key, value in options.items()]
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["node-agent", *arguments, "--tls-cas=x"])
+    assert ended.value.code == 2
+    assert "unrecognized arguments: --tls-cas=x" in capsys.readouterr().err
 
 
 def test_an_unknown_option_and_a_missing_one(capsys: pytest.CaptureFixture[str]) -> None:
@@ -274,7 +364,22 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
 def test_options_come_from_the_environment_too(server: Server) -> None:
     with Ensemble(3, flavour=server.flavour, agents=False) as three:
         node = three.nodes[0]
-        environment = {f"LEASEKEEPER_{k.upper()}": v for k, v in node.agent.options.items()}
+        environment = {
+            f"LEASEKEEPER_{key.upper().replace('-', '_')}": value
+            for key, value in node.agent.options.items()
+        }
         node.agent.options = {}
         node.agent.spawn(node.agent.command, **environment)
         wait_until(lambda: node.agent.events("life-begun"), "the agent to find its server")
+
+
+def test_a_server_without_room_for_a_connection_is_no_wrong_password(server: Server) -> None:
+    """An agent ends for good on a wrong password; a crowd of connections passes."""
+    with server.client() as admin:
+        admin.config_set("maxclients", 1)
+        for _ in range(20):  # the server's sentence and the end of the connection race
+            with pytest.raises(Broken):
+                Connection(str(server.socket), users.AGENT, server.passwords.agent, timeout=1)
+        admin.config_set("maxclients", 100)
+    with pytest.raises(BadCredentials):
+        Connection(str(server.socket), users.AGENT, "wrong", timeout=1)

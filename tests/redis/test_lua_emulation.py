@@ -46,14 +46,15 @@ def some_call(r: random.Random) -> tuple[str, str | None, list[str]]:
         "open": [life, epoch, "[]", "1000000", "1"],
         "close": [],
         "state": [],
-        "forget": [lock],
+        "forget": [lock, number()],
     }
     vote: dict[str, list[str]] = {
         "grant": [epoch, id, ttl, number()],
         "commit": [epoch, id, number(), ttl],
         "renew": [epoch, id, number(), ttl],
         "adopt": [epoch, id, number(), ttl],
-        "release": [epoch, id, r.choice(["0", "1"])],
+        "release": [epoch, id, r.choice(["0", "1", "3"])],
+        "wait": [epoch, id],
         "observe": [epoch],
     }
     weights = [0.3 if name in ("enter", "close") else 1 for name in admin]

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 from ensemble import Ensemble
-from servers import FLAVOURS
+from servers import KINDS, Kind
 
 from leasekeeper.clock import SystemClock
 from leasekeeper.lease import (
@@ -30,9 +30,10 @@ from leasekeeper.redlock.store import RedlockStore
 TIMINGS = Timings(lease_duration=3.0, renew_deadline=2.0, retry_period=0.5)
 
 
-@pytest.fixture(scope="module", params=FLAVOURS)
+@pytest.fixture(scope="module", params=KINDS, ids=str)
 def ensemble(request: pytest.FixtureRequest) -> Iterator[Ensemble]:
-    with Ensemble(5, flavour=request.param, max_ttl=3.0, quarantine=3.2) as running:
+    kind: Kind = request.param
+    with Ensemble(5, flavour=kind.flavour, tls=kind.tls, max_ttl=3.0, quarantine=3.2) as running:
         running.wait_open()
         yield running
 
@@ -55,6 +56,7 @@ class Bench:
             clock=SystemClock(),
             username=self.user,
             password=self.password,
+            tls=self.ensemble.tls,
         )
         self.stores.append(store)
         async with asyncio.timeout(10):
@@ -268,6 +270,7 @@ async def test_candidates_of_another_epoch_are_refused(bench: Bench) -> None:
             clock=SystemClock(),
             username=bench.user,
             password=bench.password,
+            tls=bench.ensemble.tls,
         )
         bench.stores.append(stranger)
         async with asyncio.timeout(5):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from authority import Authority
 from leasekeeper_sidecar import config as configuration
 from leasekeeper_sidecar.config import SETTINGS, Config
 
@@ -153,3 +154,38 @@ def test_a_wrong_configuration_ends_with_2_and_no_traceback() -> None:
     assert done.returncode == 2
     assert "LEASEKEEPER_CONFIG: /nonexistent" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def with_tls(tls: Any) -> dict[str, Any]:
+    return LOCK | {"redlock": LOCK["redlock"] | {"tls": tls}}
+
+
+def test_the_ca_is_found_beside_the_lock(tmp_path: Path) -> None:
+    ca = Authority(tmp_path).ca
+    config = load(tmp_path, with_tls({"caFile": ca.name, "serverName": "nodes.example"}))
+    assert config.tls is not None
+    assert config.tls.ca_file == str(ca)
+    assert config.tls.name_of("10.0.0.1") == "nodes.example"
+    assert load(tmp_path, LOCK).tls is None
+
+
+@pytest.mark.parametrize(
+    ("tls", "key", "sentence"),
+    [
+        ("ca.crt", "redlock.tls", "must be an object with caFile"),
+        ({}, "redlock.tls.caFile", "is missing"),
+        ({"caFile": 7}, "redlock.tls.caFile", "must be a text"),
+        ({"caFile": "ca.crt", "ca": "x"}, "redlock.tls.ca", "no such key; there are caFile"),
+        ({"caFile": "none.crt"}, "redlock.tls", "none.crt cannot be used: No such file"),
+        ({"caFile": "lock.json"}, "redlock.tls", "lock.json cannot be used: not PEM"),
+        ({"caFile": "ca.crt", "certFile": "ca.crt"}, "redlock.tls", "give both files or none"),
+    ],
+)
+def test_tls_that_cannot_work_is_refused_with_its_key(
+    tmp_path: Path, tls: Any, key: str, sentence: str
+) -> None:
+    Authority(tmp_path)
+    found = problems(tmp_path, with_tls(tls))
+    assert len(found) == 1, found
+    assert found[0].startswith(f"{tmp_path}/lock.json: {key}: ")
+    assert sentence in found[0]

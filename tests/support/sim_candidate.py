@@ -5,7 +5,6 @@ sits on (a pod: it keeps its name, its machine and its volumes while processes c
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import floor
@@ -16,7 +15,7 @@ from leasekeeper_sidecar.host import Host
 from sim_kernel import Callback, Kernel, MachineClocks, Process
 from sim_link import SimLink
 from sim_loop import ProcessLoop
-from sim_net import Network
+from sim_net import Network, Server
 from sim_referee import Referee
 
 from leasekeeper.elector import Elector, State
@@ -82,6 +81,8 @@ class Seat:
         if resume is None:
             self.world.referee.claims_no_more(self.name)
             self.resume = None
+        else:
+            self.world.kernel.seen["candidate: resumes"] += 1
         self.process = CandidateProcess(self, resume)
         self.world.kernel.say(self.process.name, f"started, resume={resume and resume.id}")
         self.process.start()
@@ -110,9 +111,10 @@ class CandidateProcess(Process):
         candidate = Candidate(seat.name, "uid", nonce)
         timings = seat.timings
 
-        def links(on_push: OnPush) -> Mapping[str, Link]:
+        def links(topic: str, on_push: OnPush) -> Mapping[str, Link]:
+            patience = timings.retry_period
             return {
-                node.id: SimLink(world.network, self, node.id, on_push, timings.retry_period)
+                node.id: SimLink(world.network, self, node.id, topic, on_push, patience)
                 for node in world.membership.nodes
             }
 
@@ -135,8 +137,10 @@ class CandidateProcess(Process):
         self.main.add_done_callback(self._ended)
 
     def handle(self, callback: Callback, args: tuple[object, ...]) -> None:
-        with contextlib.suppress(Killed):
+        try:  # noqa: SIM105  `suppress` would be made anew for every event
             self.loop.handle(callback, args)
+        except Killed:
+            pass
         if not self.alive:
             self.loop.unwind()
 
@@ -180,18 +184,20 @@ class CandidateProcess(Process):
         if self.elector is not None:
             self.deliver(self.elector.stop)
 
-    def heard(self, round_: int, node: str, command: Sequence[str], reply: Sequence[str]) -> None:
+    def heard(
+        self, round_: int, server: Server, command: Sequence[str], reply: Sequence[str]
+    ) -> None:
         """A node's answer, as it came in: for the referee, not for the store."""
         function, id_, status = command[1], command[5], reply[0]
         if status in YES and function in ("lk1_grant", "lk1_commit", "lk1_renew"):
-            self._yes[node] = (id_, self.kernel.now)
+            self._yes[server.name] = (id_, self.kernel.now)
         elif function == "lk1_renew" and status in NO:
             if round_ == self.renewals:
-                self._noes.add(node)
-            yes, when = self._yes.get(node, ("", 0.0))
+                self._noes.add(server.node)
+            yes, when = self._yes.get(server.name, ("", 0.0))
             mine = status == "NOTMINE" and reply[1].rpartition("/")[0] == id_.rpartition("/")[0]
             if mine and yes == id_ and self.kernel.now < when + self.seat.timings.lease_end:
-                self.seat.world.referee.displaced(id_, reply[1], node)
+                self.seat.world.referee.displaced(id_, reply[1], server.node)
 
     def begin_renewal(self) -> None:
         self.renewals += 1
@@ -224,6 +230,7 @@ class WatchedStore:
         before = self._referee.highest_returned
         self._referee.on_event("acquire")
         outcome = await self._store.acquire()
+        self._process.kernel.seen[f"acquire: {type(outcome).__name__}"] += 1
         if self._process.alive:
             if isinstance(outcome, Grant):
                 late = outcome.deadline.left(self._process.clocks.now()) <= 0
@@ -237,6 +244,7 @@ class WatchedStore:
         self._process.begin_renewal()
         self._referee.on_event("renew")
         outcome = await self._store.renew(grant)
+        self._process.kernel.seen[f"renew: {type(outcome).__name__}"] += 1
         if self._process.alive:
             if isinstance(outcome, Grant):
                 late = grant.deadline.left(self._process.clocks.now()) <= 0
@@ -248,7 +256,9 @@ class WatchedStore:
 
     async def release(self, grant: Grant) -> ReleaseOutcome:
         self._referee.on_event("release")
-        return await self._store.release(grant)
+        outcome = await self._store.release(grant)
+        self._process.kernel.seen[f"release: {type(outcome).__name__}"] += 1
+        return outcome
 
     async def observe(self) -> Observation:
         return await self._store.observe()

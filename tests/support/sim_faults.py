@@ -12,6 +12,8 @@ from sim_candidate import CandidateProcess
 from sim_net import Pod
 from sim_world import LOCK, Simulation
 
+from leasekeeper.redlock.registry import NOT_A_TOKEN
+
 USUAL_WEIGHTS = {
     "crash": 3,
     "flush": 0.5,
@@ -89,6 +91,10 @@ class Faults:
         if self._kernel.now < self._end:
             fault()
 
+    def _happens(self, fault: str) -> None:
+        """Called where a fault has an effect: many find nobody whom they could hurt."""
+        self._kernel.seen[f"fault: {fault}"] += 1
+
     def _span(self, longest: float = 1.0) -> float:
         """Some time, in leases, up to `longest`; no fault lasts longer than the time for faults."""
         scale = self._dice.choice([0.01, 0.1, 0.5, 1.0, 1.0])
@@ -138,6 +144,7 @@ class Faults:
         if pod is not None or self._may_lose_memory():
             pod = pod or self._pod()
             if pod.server is not None:
+                self._happens("crash")
                 self._exorcise()
                 self._kernel.say(pod.server.name, "crashes")
                 pod.server.die()
@@ -150,12 +157,14 @@ class Faults:
 
     def total_loss(self) -> None:
         if not self._sim.wild:
+            self._happens("total_loss")
             for pod in self._network.pods.values():
                 self._kernel.after(self._span(0.2), self.crash, pod)
 
     def flush(self) -> None:
         pod = self._pod()
         if pod.server is not None and self._may_lose_memory():
+            self._happens("flush")
             self._exorcise()
             self._kernel.say(pod.server.name, "FLUSHALL")
             pod.server.memory.flush()
@@ -170,6 +179,7 @@ class Faults:
         too_many = len(haunted | {ghost.node}) > len(members.nodes) - members.quorum
         if too_many or self._would_be_total():
             return
+        self._happens("replace")
         self._kernel.say("FAULTS", f"node {ghost.node} is replaced; its old server still answers")
         self._network.ghosts.setdefault(ghost.node, []).append(ghost)
         if self._dice.random() < 0.4:
@@ -193,12 +203,14 @@ class Faults:
     def pause_server(self) -> None:
         pod = self._pod()
         if pod.server is not None:
+            self._happens("pause_server")
             pod.server.pause(self._span(1.5))
 
     def early(self, pod: Pod | None = None) -> None:
         """A node whose time runs ahead: what tokens must survive without any help of clocks."""
         pod = pod or self._pod()
         if self._sim.wild and pod.server is not None:
+            self._happens("early")
             memory = pod.server.memory
             tick = int(memory.get("lk:node", "tick") or 0)
             memory.put("lk:node", "tick", str(tick + int(self._lease * 10e6)))
@@ -210,30 +222,35 @@ class Faults:
         lock = self._dice.choice([LOCK, OTHER])
         for pod in some:
             if pod.reachable and pod.server is not None:
+                self._happens("forget")
                 if lock == OTHER:  # it has had more leaders than ours
                     above = pod.server.fence(LOCK) + self._dice.randint(1, 9)
                     pod.server.memory.put(f"lk:lock:{OTHER}", "fence", str(above))
-                pod.server.execute(("FCALL", "lk1_forget", "0", lock))
+                pod.server.execute(("FCALL", "lk1_forget", "0", lock, str(NOT_A_TOKEN)))
 
     # -- agents ----------------------------------------------------------------------------------
 
     def pause_agent(self) -> None:
         for agent in self._pod().agents:
+            self._happens("pause_agent")
             agent.pause(self._span(1.5))
 
     def kill_agent(self) -> None:
         pod = self._pod()
         for agent in list(pod.agents):
+            self._happens("kill_agent")
             agent.die()
         self._kernel.after(self._span(), self._sim.start_agent, pod)
 
     def twin(self) -> None:
+        self._happens("twin")
         agent = self._sim.start_agent(self._pod())
         self._kernel.after(self._span(3.0), agent.die)
 
     def wall_step(self) -> None:
         machines = [pod.clocks for pod in self._network.pods.values()]
         machines += [seat.clocks for seat in self._sim.seats]
+        self._happens("wall_step")
         clocks = self._dice.choice(machines)
         step = self._dice.choice([-1e6, -50, -1, 1, self._lease, 50, 1e6])
         clocks.wall_offset = max(1 - self._kernel.now, clocks.wall_offset + step)
@@ -244,6 +261,7 @@ class Faults:
     def reset(self) -> None:
         channels = self._network.channels
         if channels:
+            self._happens("reset")
             one = self._dice.choice(channels)
             scope = self._dice.random()
             for channel in list(channels):
@@ -253,6 +271,7 @@ class Faults:
             self._kernel.say("FAULTS", f"connections break, like {one.client.name}'s")
 
     def cut(self) -> None:
+        self._happens("cut")
         node = self._pod().node
         names = [seat.process.name for seat in self._sim.seats if seat.process]
         names += [agent.name for agent in self._pod().agents]
@@ -264,6 +283,7 @@ class Faults:
 
     def storm(self) -> None:
         """Messages are late for a while."""
+        self._happens("storm")
         before = self._network.late, self._network.latest
         self._network.late = self._dice.choice([0.1, 0.5, 1.0])
         self._network.latest = self._lease * self._dice.choice([0.05, 0.3, 1.0])
@@ -286,14 +306,17 @@ class Faults:
 
     def pause_candidate(self) -> None:
         if process := self._candidate():
+            self._happens("pause_candidate")
             process.pause(self._span(1.5))
 
     def suspend_candidate(self) -> None:
         if process := self._candidate():
+            self._happens("suspend_candidate")
             process.pause(self._span(1.5), suspend=True)
 
     def kill_candidate(self) -> None:
         if process := self._candidate():
+            self._happens("kill_candidate")
             if self._dice.random() < 0.5:
                 process.fuse = self._dice.randint(0, 9)
                 self._kernel.after(self._span(), process.kill)
@@ -303,6 +326,7 @@ class Faults:
 
     def stop_candidate(self) -> None:
         if process := self._candidate():
+            self._happens("stop_candidate")
             self._kernel.say(process.name, "is asked to stop")
             process.stop()
             if self._dice.random() < 0.5:
@@ -316,5 +340,6 @@ class Faults:
             if pod.server is not None and pod.server.alive and self._dice.random() < 0.8:
                 memory = pod.server.memory
                 if owner := memory.get(f"lk:lock:{LOCK}", "owner"):
+                    self._happens("step_down")
                     request = f"{self._requests} step-down {owner}"
                     memory.put(f"lk:lock:{LOCK}", "request", request)

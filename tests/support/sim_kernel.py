@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any
 
@@ -21,24 +21,26 @@ RATE_SPREAD = 0.0049
 """Of every clock, around true time: any two differ by less than the protocol's 1 %."""
 
 
-class Timer(list[Any]):
-    """One event to come: when, in which order of all, what, and with what. A list, because the
-    queue compares them a million times.
-    """
+Timer = list[Any]
+"""One event to come: when, in which order of all, what, and with what. A list, because the queue
+makes and compares a thousand of them in a schedule.
+"""
 
-    __slots__ = ()
 
-    def cancel(self) -> None:
-        self[2] = None
+def cancel(timer: Timer) -> None:
+    """It stays in the queue, and what it held on to does not."""
+    timer[2], timer[3] = None, ()
 
 
 class Kernel:
-    """The queue of events, the dice, and the trace."""
+    """The queue of events, the dice, the trace, and the record of what was seen."""
 
     def __init__(self, seed: int | str, *, traced: bool = False) -> None:
         self.now = 0.0
         self.dice = random.Random(seed)
         self.trace: list[str] | None = [] if traced else None
+        self.seen: Counter[str] = Counter()
+        """How often each kind of thing happened (sim_coverage says which must)."""
         self.stopped = False
         """Set by whoever has seen enough; `run` returns then."""
         self._queue: list[Timer] = []
@@ -46,8 +48,8 @@ class Kernel:
         self._names = 0
 
     def at(self, when: float, callback: Callback, *args: Any) -> Timer:
-        self._order += 1
-        timer = Timer((when, self._order, callback, args))
+        self._order = order = self._order + 1
+        timer = [when, order, callback, args]
         heapq.heappush(self._queue, timer)
         return timer
 
@@ -65,6 +67,10 @@ class Kernel:
                 callback(*args)
         if not self.stopped:
             self.now = max(self.now, until)
+
+    def forget(self) -> None:
+        """Nothing more is to come. Whatever is still due holds on to all that there was."""
+        self._queue.clear()
 
     def say(self, who: str, what: str) -> None:
         """One line of the trace. Callers on hot paths look at `trace` before they make the text."""
@@ -134,17 +140,17 @@ class Process:
         self.name = name
         self.clocks = clocks
         self.alive = True
-        self._pauses = 0
+        self.pauses = 0
         self._waiting: deque[tuple[Callback, tuple[Any, ...]]] = deque()
 
     @property
     def paused(self) -> bool:
-        return self._pauses > 0
+        return self.pauses > 0
 
     def deliver(self, callback: Callback, *args: Any) -> None:
         if not self.alive:
             return
-        if self._pauses:
+        if self.pauses:
             self._waiting.append((callback, args))
         else:
             self.handle(callback, args)
@@ -156,20 +162,20 @@ class Process:
         """Pauses may overlap; the process goes on when the last of them has ended."""
         if self.alive:
             self.kernel.say(self.name, f"{'suspended' if suspend else 'paused'} for {seconds:.3f}")
-            self._pauses += 1
+            self.pauses += 1
             if suspend:
                 self.clocks.suspend()
             self.kernel.after(seconds, self._unpause)
 
     def _unpause(self) -> None:
-        self._pauses -= 1
-        if self._pauses:
+        self.pauses -= 1
+        if self.pauses:
             return
         self.clocks.wake()
         if not self.alive:
             return
         self.kernel.say(self.name, "goes on")
-        while self._waiting and self.alive and not self._pauses:
+        while self._waiting and self.alive and not self.pauses:
             callback, args = self._waiting.popleft()
             self.handle(callback, args)
 

@@ -30,12 +30,14 @@ class SimLink:
         network: Network,
         process: CandidateProcess,
         node: str,
+        topic: str,
         on_push: OnPush,
         patience: float,
     ) -> None:
         self._network = network
         self._process = process
         self._node = node
+        self._topic = topic
         self._on_push = on_push
         self._patience = patience
         self._channel: Channel | None = None
@@ -57,7 +59,7 @@ class SimLink:
         def replied(reply: Reply) -> None:
             if channel is self._channel:
                 if isinstance(reply, list):
-                    process.heard(round_, self._node, command, reply)
+                    process.heard(round_, channel.server, command, reply)
                 self._waiting.popleft()[1](_answer(reply))
 
         channel.send(command, replied)
@@ -116,7 +118,8 @@ class SimLink:
             return
         self._pause = FIRST_PAUSE
         channel = self._network.connect(self._process, server, lambda: self._drop("reset"))
-        channel.on_push = lambda topic, message: self._on_push(topic, message.encode())
+        channel.topic = self._topic
+        channel.on_push = lambda message: self._on_push(self._node, message.encode())
         self._channel = channel
         self._up.set()
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine
 from contextvars import Context
 from typing import Any, cast
 
-from sim_kernel import Callback, Process, Timer
+from sim_kernel import Callback, Process, Timer, cancel
 
 _set_running_loop: Any = asyncio._set_running_loop
 SLACK = 1e-9  # a timer that is due within a rounding error is due
@@ -30,8 +30,10 @@ class Handle:
 
     def cancel(self) -> None:
         self.callback = None
+        self.args = ()
         if self.timer is not None:
-            self.timer.cancel()
+            cancel(self.timer)
+            self.timer = None
 
     def cancelled(self) -> bool:
         return self.callback is None
@@ -99,6 +101,7 @@ class ProcessLoop:
         handle.timer = self._kernel.at(due, self._process.deliver, self._fire, handle)
 
     def _fire(self, handle: Handle) -> None:
+        handle.timer = None  # they held each other
         if handle.callback is None:
             return
         if self._clocks.raw() < handle.when - SLACK:
@@ -114,12 +117,13 @@ class ProcessLoop:
     def handle(self, callback: Callback, args: tuple[Any, ...]) -> None:
         """Runs one thing that was delivered, and whatever becomes ready by it."""
         ready = self._ready
+        process, run = self._process, self._run
         self._running = True
         _set_running_loop(self)
         try:
             callback(*args)
-            while ready and self._process.alive:
-                self._run(ready.popleft())
+            while ready and process.alive:
+                run(ready.popleft())
         finally:
             self._running = False
             _set_running_loop(None)

@@ -7,7 +7,7 @@ of servers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -74,8 +74,9 @@ def machine(sources: Mapping[str, str]) -> Machine:
 class Memory:
     """What one server process has in its memory: data, and which libraries are loaded."""
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: Machine, listeners: Callable[[str], int]) -> None:
         self._machine = machine
+        self._listeners = listeners
         self._data = machine.new_data()
         self._loaded: set[str] = set()
 
@@ -93,6 +94,7 @@ class Memory:
         library = self._machine.library_of.get(name)
         if library is None or library not in self._loaded:
             return None
+        self._machine.node.listeners = self._listeners
         try:
             reply: tuple[str, ...] = self._machine.call(
                 self._machine.node, self._data, name, key, *args

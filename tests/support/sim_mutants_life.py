@@ -187,7 +187,7 @@ _CLOSED = """  if not node.open or not node.joined then
     return reply(node, 'CLOSED')
   end
   if node.epoch ~= epoch then
-    return reply(node, 'EPOCH', node.epoch or '', node.members or '')
+    return reply(node, 'EPOCH', node.epoch or '', redis.call('HMGET', NODE, 'members')[1] or '')
   end
 """
 
@@ -228,6 +228,11 @@ MUTANTS = [
             Part(peers, "outranked_peers", lambda views: {}),
             Part(Peers, "learn", _learn_from_ghosts),
         ),
+    ),
+    Mutant(
+        "an outranked node stays as it is",
+        replace(HAUNTED, weights={"usurper": 1}),
+        (Part(life, "outranked", lambda own: False),),
     ),
     Mutant(
         "the same incarnation announced twice",

@@ -47,6 +47,14 @@ LATE_VOTES = replace(
 STOLEN = replace(
     WILD, candidates=(2,), seconds=(4.0, 8.0), faults=(2, 5), weights={"slow_winner": 5, "early": 1}
 )
+REPAIRED = replace(
+    WILD,
+    late=0.0,
+    moments=("renew",),
+    seconds=(4.0, 8.0),
+    faults=(4, 8),
+    weights={"late_repair": 1},
+)
 # Slow votes, and deadlines that are as late as they may be.
 SLOW = replace(
     USUAL,
@@ -119,10 +127,11 @@ _OWNER_IN_COMMIT = """  if lock.owner ~= id then
     return reply(node, 'NOTMINE', lock.owner or '')
   end
 """
-_GRANTED = """  keep(key, node, id, ttl, lock.fence)
-  return reply(node, 'GRANTED', int(lock.fence))"""
+_GRANTED = "  return reply(node, 'GRANTED', keep(key, node, id, ttl, lock.fence))"
 _HELD = "if lock.owner and not older_attempt_of_same(lock.owner, id) then"
 _GONE = """  if lock.owner ~= id then
+    -- It led without this node. Its turn is over here, too, or it would go before those who wait.
+    if tell > 0 then leave(key, (split(id))) end
     return reply(node, 'GONE')
   end"""
 _HIGH_IN_ADOPT = """  if lock.fence > token then
@@ -271,7 +280,7 @@ MUTANTS = [
     ),
     Mutant(
         "adopt takes F down",
-        WILD,
+        REPAIRED,
         (Text(VOTE, _HIGH_IN_ADOPT, _HIGH_IN_ADOPT.split("end\n")[1]),),
     ),
     Mutant(

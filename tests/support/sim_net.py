@@ -23,6 +23,8 @@ Reply = Any
 OnReply = Callable[[Reply], object]
 OnExecute = Callable[["Server", str, Sequence[str], Sequence[str]], None]
 
+QUIET = ("lk1_tick", "lk1_state")
+"""Functions that every agent calls all the time, and that change nothing that is checked."""
 _SETTINGS = [
     part
     for pair in (*REQUIRED.items(), ("dir", "/data"), ("dbfilename", ""), ("appenddirname", ""))
@@ -43,7 +45,7 @@ class Server(Process):
     def __init__(self, kernel: Kernel, pod: Pod, machine: Machine, on_execute: OnExecute) -> None:
         super().__init__(kernel, kernel.fresh(f"server{pod.node}."), pod.clocks)
         self.node = pod.node
-        self.memory = Memory(machine)
+        self.memory = Memory(machine, self._listeners)
         self.run_id = kernel.fresh("run")
         self.channels: list[Channel] = []
         self.highest = 0
@@ -70,14 +72,18 @@ class Server(Process):
         key, args = (command[3], command[4:]) if keys else (None, command[3:])
         reply = self.memory.fcall(name, key, *args)
         if reply is None:
+            self.kernel.seen[f"{name} not found"] += 1
             return Error("ERR Function not found")
-        if self.kernel.trace is not None and name not in ("lk1_tick", "lk1_state"):
+        if self.kernel.trace is not None and name not in QUIET:
             self.kernel.say(self.name, f"{name}{tuple(args)} -> {reply}")
-        self._on_execute(self, name, args, reply)
+        if name not in QUIET or reply[0] == "REFUSED":
+            self.kernel.seen[f"{name} {reply[0]}"] += 1
+            self._on_execute(self, name, args, reply)
         if name == "lk1_release":
             for topic, message in self.memory.published():
                 for channel in self.channels:
-                    channel.push(topic, message)
+                    if channel.topic == topic:
+                        channel.push(message)
         return list(reply)
 
     def _function(self, command: Sequence[str]) -> Reply:
@@ -88,6 +94,10 @@ class Server(Process):
             self.memory.delete(command[2])
             return "OK"
         return [command[3]] if self.memory.loaded(command[3]) else []
+
+    def _listeners(self, topic: str) -> int:
+        """What PUBLISH answers: a client that closed its connection is not among them."""
+        return sum(channel.topic == topic for channel in self.channels)
 
     def fence(self, lock: str) -> int:
         """F: where a node knows nothing of a lock, its floor."""
@@ -153,17 +163,17 @@ class Network:
         self.late = self.latest = 0.0
 
     def cut_until(self, client: str, node: str) -> float:
-        if not self._cuts:
-            return 0.0
-        pairs = ((client, node), (client, "*"), ("*", node))
-        return max(self._cuts.get(pair, 0.0) for pair in pairs)
+        until = self._cuts.get
+        return max(until((client, node), 0.0), until((client, "*"), 0.0), until(("*", node), 0.0))
 
     def arrival(self, client: str, node: str) -> float:
-        dice, (low, high) = self.kernel.dice, self.latency
-        delay = low + (high - low) * dice.random()
-        if self.late and dice.random() < self.late:
-            delay += dice.random() * self.latest
-        return max(self.kernel.now, self.cut_until(client, node)) + delay
+        chance, (low, high) = self.kernel.dice.random, self.latency
+        delay = low + (high - low) * chance()
+        if self.late and chance() < self.late:
+            delay += chance() * self.latest
+        if self._cuts:
+            return max(self.kernel.now, self.cut_until(client, node)) + delay
+        return self.kernel.now + delay
 
     def route(self, node: str) -> Pod | None:
         """Where a new connection to this node goes; it may still find a ghost."""
@@ -200,7 +210,8 @@ class Channel:
         self.client = client
         self.server = server
         self.open = True
-        self.on_push: Callable[[str, str], object] | None = None
+        self.topic = ""
+        self.on_push: Callable[[str], object] | None = None
         self._on_reset = on_reset
         self._name = "local" if local else client.name
         self._up = self._down = 0.0
@@ -213,21 +224,27 @@ class Channel:
         if not self.open and not straggler:
             fate = self._kernel.dice.random()
             if fate < 0.3:
-                return  # lost
+                self._kernel.seen["message lost"] += 1
+                return
             if fate < 0.7:
+                self._kernel.seen["message of a broken connection, late"] += 1
                 delay = self._kernel.dice.random() * self._network.straggle
                 self._kernel.after(delay, self._arrive, command, on_reply, True)
                 return
-        self.server.deliver(self._execute, command, on_reply)
+        server = self.server
+        if server.alive and not server.pauses:
+            self._execute(command, on_reply)
+        else:
+            server.deliver(self._execute, command, on_reply)
 
     def _execute(self, command: Sequence[str], on_reply: OnReply) -> None:
         reply = self.server.execute(command)
         if self.open:
             self._back(on_reply, reply)
 
-    def push(self, topic: str, message: str) -> None:
+    def push(self, message: str) -> None:
         if self.open and self.on_push is not None:
-            self._back(lambda _: self.on_push and self.on_push(topic, message), None)
+            self._back(lambda _: self.on_push and self.on_push(message), None)
 
     def _back(self, on_reply: OnReply, reply: Reply) -> None:
         self._down = max(self._down, self._network.arrival(self._name, self.server.node))

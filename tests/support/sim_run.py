@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
-import sys
-import time
+import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from multiprocessing.pool import Pool
 
+from sim_progress import Progress
 from sim_world import LARGE, USUAL, Outcome, Profile, run_schedule
 
 EVERY_LARGE = 40  # one schedule in so many has more nodes, candidates, faults and time
-CHUNK = 50  # schedules that a worker does before it reports
+CHUNK = 25  # schedules that a worker does before it reports
 SHOWN = 5  # violations that are shown; the rest is counted
 
 
@@ -29,11 +31,13 @@ class Tally:
     tenures: int = 0
     seconds: float = 0.0
     found: list[tuple[str, str]] = field(default_factory=list)
+    seen: Counter[str] = field(default_factory=Counter)
 
     def add(self, outcome: Outcome) -> None:
         self.schedules += 1
         self.tenures += outcome.tenures
         self.seconds += outcome.seconds
+        self.seen.update(outcome.seen)
         if outcome.violations:
             self.violations += 1
             self.found.append((outcome.seed, outcome.violations[0]))
@@ -43,20 +47,34 @@ class Tally:
         self.violations += other.violations
         self.tenures += other.tenures
         self.seconds += other.seconds
+        self.seen.update(other.seen)
         self.found += other.found
 
 
 def _chunk(seeds: Sequence[str]) -> Tally:
     tally = Tally()
     for seed in seeds:
-        tally.add(run_schedule(seed, profile_of(seed)))
+        try:
+            tally.add(run_schedule(seed, profile_of(seed)))
+        except Exception as error:
+            error.add_note(f"in schedule {seed}; replay: {replay_command(seed)}")
+            raise
     return tally
+
+
+def cores() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def workers(jobs: int | None = None) -> Pool:
+    return multiprocessing.get_context("fork").Pool(jobs or cores(), prepare_worker)
 
 
 def prepare_worker() -> None:
     """A schedule leaves cycles behind, and little else: collecting them seldom is cheaper."""
     gc.freeze()
-    gc.set_threshold(20_000, 20, 50)
+    gc.set_threshold(50_000, 5, 100)
 
 
 def chunks(schedules: int, seed: int) -> Iterator[list[str]]:
@@ -64,29 +82,22 @@ def chunks(schedules: int, seed: int) -> Iterator[list[str]]:
         yield [f"{seed}:{n}" for n in range(first, min(first + CHUNK, schedules))]
 
 
-def simulate(schedules: int, seed: int, jobs: int, *, out: bool = True) -> Tally:
-    tally, began = Tally(), time.monotonic()
-    said = began
-    with multiprocessing.get_context("fork").Pool(jobs, prepare_worker) as pool:
+def simulate(schedules: int, seed: int, jobs: int | None = None, *, out: bool = True) -> Tally:
+    tally, progress = Tally(), Progress(schedules)
+    with workers(jobs) as pool:
         for part in pool.imap_unordered(_chunk, chunks(schedules, seed)):
             tally.merge(part)
-            for found, what in part.found[: SHOWN if out else 0]:
-                if tally.violations <= SHOWN:
+            if not out:
+                continue
+            if part.found and tally.violations - part.violations < SHOWN:
+                progress.clear()
+                for found, what in part.found[:SHOWN]:
                     print(f"seed {found}: {what}\n  replay: {replay_command(found)}", flush=True)
-            if out and time.monotonic() - said > (2 if sys.stdout.isatty() else 20):
-                said = time.monotonic()
-                _progress(tally, schedules, said - began)
+            progress.show(tally.schedules, tally.violations)
+    if out:
+        progress.clear()
     return tally
 
 
-def _progress(tally: Tally, schedules: int, seconds: float) -> None:
-    line = (
-        f"{tally.schedules:>9} of {schedules} ({100 * tally.schedules // schedules} %),"
-        f" {tally.violations} violations, {tally.schedules / seconds:.0f} a second"
-    )
-    end = "\r" if sys.stdout.isatty() else "\n"
-    print(line, end=end, flush=True)
-
-
 def replay_command(seed: str) -> str:
-    return f"python tests/simulation/simulate.py --replay {seed}"
+    return f".venv/bin/python tests/simulation/simulate.py --replay {seed}"

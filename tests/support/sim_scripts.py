@@ -4,8 +4,9 @@ alone finds them too, but after hours.
 
 from __future__ import annotations
 
-from sim_candidate import CandidateProcess
+from sim_candidate import CandidateProcess, Seat
 from sim_faults import Faults
+from sim_net import Pod
 
 
 class ScriptedFaults(Faults):
@@ -35,11 +36,8 @@ class ScriptedFaults(Faults):
         before = dict(self._network.pods)
         self.replace()
         for node, pod in before.items():
-            if self._network.pods[node] is not pod and pod.server is not None:
-                pod.server.die()
-                self._sim.start_server(pod)
-                if not pod.agents:
-                    self._sim.start_agent(pod)
+            if self._network.pods[node] is not pod:
+                self._new_life(pod)
 
     def late_vote(self) -> None:
         """One candidate's requests to one node are on their way for long; nodes are early."""
@@ -74,6 +72,32 @@ class ScriptedFaults(Faults):
         self._kernel.after(unit * self._dice.uniform(2, 4), self.early, deaf)
         for seat in (*others, *old):
             self._kernel.after(unit * 1.1, seat.start)
+
+    def late_repair(self) -> None:
+        """The leader's entry is missing on one node, and its repair is on the way for long. By the
+        time it arrives another one has won there, and has given the lock back.
+        """
+        leading = self._sim.referee.leading()
+        old = [seat for seat in self._sim.seats if seat.name in leading and seat.process]
+        if not self._sim.wild or not old or old[0].process is None:
+            return
+        leader, pod = old[0].process, self._pod()
+        unit = self._lease * self._dice.uniform(0.1, 0.2)
+        self.early(pod)
+        # The renewal that is under way has arrived by then, and what it finds is repaired later.
+        self._kernel.after(0.004, self._network.cut, leader.name, pod.node, 4 * unit)
+        self._kernel.after(0.02, leader.pause, 6 * unit)
+        for each in self._network.pods.values():
+            self._kernel.after(unit, self.early, each)
+        for seat in self._sim.seats:
+            if seat is not old[0] and seat.process is not None:
+                seat.process.kill()
+                self._kernel.after(unit * 1.1, seat.start)
+                self._kernel.after(unit * 2.5, self._stop, seat)
+
+    def _stop(self, seat: Seat) -> None:
+        if seat.process is not None:
+            seat.process.stop()
 
     def long_suspend(self) -> None:
         """About as long as a lease: its owner wakes up when others may have taken over."""
@@ -132,3 +156,24 @@ class ScriptedFaults(Faults):
         self._kernel.after(recovered, self._network.cut, "*", third.node, self._lease)
         self._kernel.after(recovered + 0.2 * self._lease, self.step_down)
         self._kernel.after(recovered + 0.8 * self._lease, self.crash, second)
+
+    def usurper(self) -> None:
+        """An old server begins a new life when its successor is open, and is gone soon after; then
+        another node needs the successor's help.
+        """
+        before = dict(self._network.pods)
+        self.replace(longest=1000.0)
+        for node, ghost in before.items():
+            if self._network.pods[node] is not ghost:
+                other = next(pod for id, pod in before.items() if id != node)
+                recovered = self._sim.membership.quarantine * 1.1 + 1.2
+                self._kernel.after(recovered, self._new_life, ghost)
+                self._kernel.after(recovered + 0.8, self._end_of, ghost)
+                self._kernel.after(recovered + 1.0, self.crash, other)
+
+    def _new_life(self, pod: Pod) -> None:
+        if pod.server is not None:
+            pod.server.die()
+            self._sim.start_server(pod)
+            if not pod.agents:
+                self._sim.start_agent(pod)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -69,6 +70,8 @@ class Outcome:
     tenures: int
     seconds: float
     trace: Sequence[str]
+    seen: Counter[str]
+    """What happened, and how often."""
 
 
 class Simulation:
@@ -95,7 +98,7 @@ class Simulation:
         self.membership = _membership(
             dice.choice(profile.nodes), self.lease, round(dice.choice(profile.caps), 3)
         )
-        self.registry = MemoryRegistry()
+        self.registry = MemoryRegistry(kernel.seen)
         self.referee = Referee(kernel, self.network, LOCK, self.membership.quorum)
         self.referee.timed = not self.wild
         self.referee.floor = lambda: self.registry.record.floor if self.registry.record else 0
@@ -162,8 +165,6 @@ class Simulation:
     def _executed(
         self, server: Server, name: str, args: Sequence[str], reply: Sequence[str]
     ) -> None:
-        if name == "lk1_tick" or name == "lk1_state":
-            return
         if name == "lk1_open":
             self.referee.look_at_fences()
         if name == "lk1_enter" and reply[0] == "OK":
@@ -214,6 +215,7 @@ class Simulation:
                 seat.process.kill()
         for agent in self.agents:
             agent.die()
+        self.kernel.forget()
 
 
 class _LiesAboutItsEpoch(Membership):
@@ -273,4 +275,6 @@ def run_schedule(
             simulation.referee.on_event = lambda _: None
             simulation.tear_down()
     kernel, referee = simulation.kernel, simulation.referee
-    return Outcome(seed, referee.violations, referee.tenures, kernel.now, kernel.trace or [])
+    return Outcome(
+        seed, referee.violations, referee.tenures, kernel.now, kernel.trace or [], kernel.seen
+    )

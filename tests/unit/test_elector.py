@@ -30,6 +30,7 @@ from leasekeeper.lease import (
 TIMINGS = Timings(lease_duration=15, renew_deadline=10, retry_period=2)
 FIRST_RENEWAL = TIMINGS.retry_period / 4
 NO_QUORUM = Unknown({"0": "connection refused"})
+NO_LEASE = Unavailable({"0": "connection refused"})
 
 
 class ScriptedStore:
@@ -250,6 +251,7 @@ async def test_a_renewal_that_was_answered_too_late_does_not_count() -> None:
     async def paused(grant: Grant) -> Renewed:
         answer = await bench.store.extend(grant)
         bench.clock.boot_offset += TIMINGS.renew_deadline
+        bench.store.on_acquire = say(NO_LEASE)  # so that no new tenure begins
         return answer
 
     bench.store.on_renew = paused
@@ -434,6 +436,7 @@ async def test_a_lease_from_before_a_crash_goes_on_with_its_token() -> None:
 async def test_a_lease_from_before_a_crash_is_not_announced_before_a_quorum_agreed() -> None:
     bench = Bench(resume=True)
     bench.store.on_renew = say(NO_QUORUM)
+    bench.store.on_acquire = say(NO_LEASE)
     bench.start()
     await bench.until("not leading")
     assert bench.store.times("leading") == []
@@ -484,3 +487,18 @@ async def test_a_loop_that_stands_still_is_overdue() -> None:
     bench.clock.boot_offset += 3
     assert bench.elector.overdue(bench.clock.now()) > 0
     await bench.stop()
+
+
+@in_virtual_time
+async def test_a_grant_that_comes_in_the_turn_of_a_cancellation_is_given_back() -> None:
+    """Known bug 22: every way out of an attempt that is not a lease releases everywhere."""
+    bench = Bench()
+
+    async def granted_and_cancelled() -> Acquired:
+        bench.task.cancel()
+        return await bench.store.grant()
+
+    bench.store.on_acquire = granted_and_cancelled
+    with pytest.raises(asyncio.CancelledError):
+        await bench.start()
+    assert len(bench.store.times("released")) == 1

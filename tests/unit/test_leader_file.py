@@ -9,10 +9,17 @@ from math import floor
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from leasekeeper_sidecar.claim import Claim, holder_name, judge, leading_claim, standby_claim
+from leasekeeper_sidecar.claim import (
+    Claim,
+    flicker,
+    holder_name,
+    judge,
+    leading_claim,
+    standby_claim,
+)
 
 from leasekeeper.clock import Deadline, Instant
-from leasekeeper.lease import Grant
+from leasekeeper.lease import Grant, Timings
 
 BOOT = "5f0c2a44-6c1e-4c55-9b1e-6f0f2b1f7a10"
 OTHER_BOOT = "00000000-6c1e-4c55-9b1e-6f0f2b1f7a10"
@@ -225,3 +232,30 @@ def test_control_a_writer_that_reads_its_clocks_in_the_other_order_is_believed_t
     )
     world.time = 12
     assert leads(wrong.to_json(), world)
+
+
+@pytest.mark.parametrize("phase", [step / 10 for step in range(10)])
+@pytest.mark.parametrize(
+    ("deadline", "steady"), [(3.0, True), (1.9, False)], ids=["room", "too close"]
+)
+def test_a_deadline_with_room_for_whole_seconds_keeps_the_file_true_between_renewals(
+    phase: float, deadline: float, steady: bool
+) -> None:
+    """The renewal is due after 1 s and takes 0.9 s more; at which part of a second it began must
+    not matter. Too close, the file says no at some of them.
+    """
+    timings = Timings(lease_duration=15, renew_deadline=deadline, retry_period=1)
+    assert (flicker(timings) == "") is steady
+    said = []
+    for part in {phase, 0.95}:
+        world = World(wall_offset=floor(UNIX) + part)
+        text = claim_of(world, deadline).to_json()
+        world.time = timings.retry_period + 0.9 - 0.01
+        said.append(leads(text, world))
+    assert all(said) is steady
+
+
+def test_a_warning_names_both_timings_and_what_to_do() -> None:
+    said = flicker(Timings(lease_duration=4, renew_deadline=2.5, retry_period=1))
+    assert "renewDeadlineSeconds (2.5) is less than retryPeriodSeconds (1) + 2" in said
+    assert "raise the deadline or lower the retry period" in said

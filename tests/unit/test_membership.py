@@ -10,7 +10,7 @@ import pytest
 from leasekeeper.lease import ConfigurationError, Timings
 from leasekeeper.redlock.membership import Membership, Node
 
-NODES = tuple(Node(str(i), "host", 6379) for i in range(5))
+NODES = tuple(Node(str(i), f"host-{i}", 6379) for i in range(5))
 GOOD = Membership(nodes=NODES, max_ttl=30, quarantine=31)
 
 
@@ -58,6 +58,14 @@ def test_the_epoch_survives_the_way_through_a_file() -> None:
         ({"lock_delay": -1}, "lockDelaySeconds must not be negative"),
         ({"renew_deadline": 2.4}, "renewDeadlineSeconds .* 1.2 × retryPeriodSeconds"),
         ({"lease_duration": 10.1}, "leaseDurationSeconds .* renewDeadlineSeconds"),
+        ({"lease_duration": 1}, "leaseDurationSeconds .* renewDeadlineSeconds"),
+        ({"lease_duration": -15}, "leaseDurationSeconds .* renewDeadlineSeconds"),
+        ({"retry_period": -1}, "retryPeriodSeconds must be greater than 0"),
+        ({"lease_duration": float("nan")}, r"leaseDurationSeconds \(nan\) must be a number"),
+        ({"renew_deadline": float("nan")}, r"renewDeadlineSeconds \(nan\) must be a number"),
+        ({"retry_period": float("nan")}, r"retryPeriodSeconds \(nan\) must be a number"),
+        ({"lock_delay": float("inf")}, r"lockDelaySeconds \(inf\) must be a number"),
+        ({"lease_duration": 1e300}, "leaseDurationSeconds .* at most 1000000"),
     ],
 )
 def test_timings_that_cannot_work_are_refused_by_name(
@@ -65,3 +73,12 @@ def test_timings_that_cannot_work_are_refused_by_name(
 ) -> None:
     with pytest.raises(ConfigurationError, match=sentence):
         Timings(**wrong)  # type: ignore[arg-type]
+
+
+def test_a_cap_that_nodes_cannot_count_is_refused() -> None:
+    """A node keeps whole microseconds; an agent that compares began thousands of lives a second."""
+    nodes = tuple(Node(str(i), "127.0.0.1", 7000 + i) for i in range(3))
+    for cap in (1 / 30, 1e-7):
+        with pytest.raises(ConfigurationError, match="whole number of microseconds"):
+            Membership(nodes=nodes, max_ttl=1, quarantine=2, cap=cap)
+    assert Membership(nodes=nodes, max_ttl=1, quarantine=2, cap=0.033333).cap == 0.033333

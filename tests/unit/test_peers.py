@@ -21,7 +21,7 @@ LIFE = Life("mine", 0.0, number=4)
 class Peer:
     """Stands for every connection; node 2 is not there."""
 
-    def __init__(self, address: tuple[str, int], *_: object, timeout: float) -> None:
+    def __init__(self, address: tuple[str, int], *_: object, **__: object) -> None:
         if address[1] == 7002:
             raise Broken("not there")
 
@@ -37,7 +37,7 @@ class Peer:
 def asking(monkeypatch: pytest.MonkeyPatch) -> Peers:
     monkeypatch.setattr(peers, "Connection", Peer)
     monkeypatch.setattr(peers, "RETRY", 0.0)
-    return Peers(MEMBERSHIP, "0", "password")
+    return Peers(MEMBERSHIP, "0", lambda: "password")
 
 
 @pytest.mark.parametrize(

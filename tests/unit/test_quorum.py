@@ -107,9 +107,13 @@ class TestRelease:
     def test_already_gone_is_an_outcome_of_its_own(self) -> None:
         """Known bug 24."""
         gone = reply("GONE")
-        assert q.judge_release(votes(gone, gone, gone)) is False
-        assert q.judge_release(votes(gone, reply("OK"), gone)) is True
+        assert q.judge_release(votes(gone, gone, gone)) == q.Freed(False, None)
+        assert q.judge_release(votes(gone, reply("OK", ""), gone)) == q.Freed(True, None)
         assert q.judge_release(votes(gone, reply("OK"), DEAD, DEAD, DEAD)) is None
+
+    def test_one_node_that_called_somebody_is_enough_to_name_the_successor(self) -> None:
+        said = votes(reply("GONE"), reply("OK", ""), reply("OK", "other"))
+        assert q.judge_release(said) == q.Freed(True, "other")
 
 
 class TestStanding:

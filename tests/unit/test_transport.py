@@ -17,8 +17,6 @@ def test_a_server_that_says_nothing_is_a_cause_in_words() -> None:
             Node("0", "127.0.0.1", port),
             username="lock:shop/orders",
             password="secret",
-            channel="lk:freed:shop/orders",
-            on_push=lambda channel, message: None,
             patience=0.1,
         )
         said: list[Answer] = []

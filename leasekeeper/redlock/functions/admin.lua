@@ -230,17 +230,20 @@ local function state()
     more[3] or '', more[4] or '0')
 end
 
--- forget(lock): the lock was deleted. Its F is folded into the floor, so that a lock of the same
--- name goes on above it; but one tenant's nonsense must not become the floor of all.
+-- forget(lock, largest): the lock was deleted. Its F is folded into the floor, so that a lock of the
+-- same name goes on above it. One tenant's nonsense must not become the floor of all: with one just
+-- below NOT_A_TOKEN no new lock could be won. So F above `largest` is not believed, which the caller
+-- takes from the clock and the record of births (registry.py, `largest_plausible`): neither rises by
+-- what is forgotten, or a tenant could climb to it step by step.
 --   OK | HELD owner
 local function forget(_, args)
-  local key = 'lk:lock:' .. args[1]
+  local key, largest = 'lk:lock:' .. args[1], tonumber(args[2])
   local node = read_node()
   local lock = read_lock(key, node)
   if lock.owner then
     return reply(node, 'HELD', lock.owner)
   end
-  if lock.fence < NOT_A_TOKEN then
+  if lock.fence <= largest and lock.fence < NOT_A_TOKEN then
     redis.call('HSET', NODE, 'floor', int(math.max(node.floor, lock.fence)))
   end
   redis.call('DEL', key)

@@ -3,7 +3,8 @@
 -- A node's memory:
 --   lk:node                  hash: id, run_id, life, incarnation, vector, birth, generation,
 --                            rested, open, joined, epoch, members, max_ttl, cap, tick, agent, floor
---   lk:lock:NAMESPACE/NAME   hash: owner (candidate/attempt), expires (in ticks), fence (F), request
+--   lk:lock:NAMESPACE/NAME   hash: owner (candidate/attempt), expires (in ticks), fence (F), request,
+--                            queue (who waits, first come first; a hint, no vote rests on it)
 -- All times are whole microseconds of this node's own tick counter, never the wall clock. No key
 -- has a Redis TTL. Arguments arrive as strings and are converted at the top of each function: "10"
 -- < "9" is true. Every reply is an array {STATUS, ..., incarnation, vector}.
