@@ -8,15 +8,14 @@ environment.
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from leasekeeper.lease import ConfigurationError, Timings
-from leasekeeper.redlock.membership import Membership
-from leasekeeper.redlock.tls import Tls
+from leasekeeper_sidecar import stores
+from leasekeeper_sidecar.reader import Problems, Reader
+from leasekeeper_sidecar.stores import StoreSettings
 
 _LABEL = r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?"
 _LOCK = re.compile(f"{_LABEL}/{_LABEL}")
@@ -75,10 +74,7 @@ class Config:
 
     lock: str
     timings: Timings
-    membership: Membership
-    username: str
-    password: str
-    tls: Tls | None
+    store: StoreSettings
     pod_name: str
     pod_uid: str
     leader_dir: str
@@ -92,14 +88,6 @@ class Config:
 
 class HelpWanted(Exception):
     """Somebody asked for --help."""
-
-
-class _Problems:
-    def __init__(self) -> None:
-        self.found: list[str] = []
-
-    def add(self, key: str, what: str) -> None:
-        self.found.append(f"{key}: {what}")
 
 
 def usage() -> str:
@@ -118,7 +106,7 @@ def usage() -> str:
 
 def load(argv: Sequence[str], environ: Mapping[str, str]) -> Config:
     """Raises one ConfigurationError that lists every problem, one a line."""
-    problems = _Problems()
+    problems = Problems()
     told = _settings(argv, environ, problems)
     lock = _lock_file(told.get("config", ""), problems)
     ports = {name: _port(told, name, problems) for name in ("http-port", "local-port")}
@@ -143,10 +131,7 @@ def load(argv: Sequence[str], environ: Mapping[str, str]) -> Config:
     return Config(
         lock=lock.name,
         timings=lock.timings,
-        membership=lock.membership,
-        username=lock.username,
-        password=lock.password,
-        tls=lock.tls,
+        store=lock.store,
         pod_name=told["pod-name"],
         pod_uid=told["pod-uid"],
         leader_dir=told["leader-dir"],
@@ -160,7 +145,7 @@ def load(argv: Sequence[str], environ: Mapping[str, str]) -> Config:
 
 
 def _settings(
-    argv: Sequence[str], environ: Mapping[str, str], problems: _Problems
+    argv: Sequence[str], environ: Mapping[str, str], problems: Problems
 ) -> dict[str, str]:
     """Flags before environment before defaults. What is missing is a problem, and is absent."""
     by_flag = {setting.flag: setting for setting in SETTINGS}
@@ -186,7 +171,7 @@ def _settings(
     return told
 
 
-def _port(told: Mapping[str, str], name: str, problems: _Problems) -> int:
+def _port(told: Mapping[str, str], name: str, problems: Problems) -> int:
     text = told.get(name, "0")
     if text.isascii() and text.isdigit() and int(text) < 65536:
         return int(text)
@@ -198,13 +183,10 @@ def _port(told: Mapping[str, str], name: str, problems: _Problems) -> int:
 class _Lock:
     name: str
     timings: Timings
-    membership: Membership
-    username: str
-    password: str
-    tls: Tls | None
+    store: StoreSettings
 
 
-def _lock_file(path: str, problems: _Problems) -> _Lock | None:
+def _lock_file(path: str, problems: Problems) -> _Lock | None:
     try:
         with open(path, "rb") as file:
             data = json.loads(file.read())
@@ -215,26 +197,20 @@ def _lock_file(path: str, problems: _Problems) -> _Lock | None:
         problems.add("LEASEKEEPER_CONFIG", f"{path} is not JSON: {wrong}")
         return None
     before = len(problems.found)
-    at = _Reader(data, path, problems)
+    at = Reader(data, path, problems)
     if at.value("version") != 1:
         problems.add(f"{path}: version", f"{at.value('version')!r}, but this sidecar knows 1 only")
     name = at.text("lock")
     if name and not _LOCK.fullmatch(name):
         problems.add(f"{path}: lock", f"{name!r} is not NAMESPACE/NAME")
-    if at.value("store") != "redlock":
-        problems.add(
-            f"{path}: store", f"{at.value('store')!r}, but this sidecar knows redlock only"
-        )
     timings = _timings(at)
-    username, password = at.text("redlock.username"), at.text("redlock.password")
-    membership = _membership(at, timings)
-    tls = _tls(at)
-    if len(problems.found) > before or timings is None or membership is None:
+    store = stores.read(at, timings)
+    if len(problems.found) > before or timings is None or store is None:
         return None
-    return _Lock(name, timings, membership, username, password, tls)
+    return _Lock(name, timings, store)
 
 
-def _timings(at: _Reader) -> Timings | None:
+def _timings(at: Reader) -> Timings | None:
     defaults = Timings()
     lease = at.number("timings.leaseDurationSeconds", defaults.lease_duration)
     deadline = at.number("timings.renewDeadlineSeconds", defaults.renew_deadline)
@@ -248,94 +224,4 @@ def _timings(at: _Reader) -> Timings | None:
         )
     except ConfigurationError as wrong:
         at.problems.add(f"{at.path}: timings", str(wrong))
-        return None
-
-
-def _membership(at: _Reader, timings: Timings | None) -> Membership | None:
-    found = at.value("redlock.membership")
-    key = f"{at.path}: redlock.membership"
-    if found is None:
-        at.problems.add(key, "is missing")
-        return None
-    try:
-        membership = Membership.from_json(found)
-    except ConfigurationError as wrong:
-        at.problems.add(key, str(wrong))
-        return None
-    if timings is not None and timings.ttl > membership.max_ttl:
-        at.problems.add(
-            f"{at.path}: timings.leaseDurationSeconds",
-            f"with lockDelaySeconds {timings.ttl:g}, but the nodes keep at most"
-            f" {membership.max_ttl:g} (redlock.membership.maxTtlSeconds)",
-        )
-        return None
-    return membership
-
-
-_TLS = {
-    "caFile": "ca_file",
-    "certFile": "cert_file",
-    "keyFile": "key_file",
-    "serverName": "server_name",
-}
-
-
-def _tls(at: _Reader) -> Tls | None:
-    """Files and not the PEM itself: they are read again when they are replaced, lock.json is not.
-    Their paths begin at the folder of lock.json, because they are keys of the same Secret.
-    """
-    found, key = at.value("redlock.tls"), f"{at.path}: redlock.tls"
-    if found is None:
-        return None
-    if not isinstance(found, dict):
-        at.problems.add(key, f"must be an object with {', '.join(_TLS)}")
-        return None
-    before = len(at.problems.found)
-    for name in found.keys() - _TLS.keys():
-        at.problems.add(f"{key}.{name}", f"no such key; there are {', '.join(_TLS)}")
-    texts = {name: at.text(f"redlock.tls.{name}") for name in _TLS if name in found}
-    if "caFile" not in found:
-        at.problems.add(f"{key}.caFile", "is missing: the CA that signed the nodes' certificates")
-    if len(at.problems.found) > before:
-        return None
-    folder = os.path.dirname(os.path.abspath(at.path))
-    told = {
-        _TLS[name]: text if name == "serverName" else os.path.join(folder, text)
-        for name, text in texts.items()
-    }
-    try:
-        return Tls(**told)
-    except ConfigurationError as wrong:
-        at.problems.add(key, str(wrong))
-        return None
-
-
-class _Reader:
-    """Looks up dotted keys; what is wrong becomes a problem with that key."""
-
-    def __init__(self, data: Any, path: str, problems: _Problems) -> None:
-        self._data = data
-        self.path = path
-        self.problems = problems
-
-    def value(self, key: str) -> Any:
-        found = self._data
-        for part in key.split("."):
-            found = found.get(part) if isinstance(found, dict) else None
-        return found
-
-    def text(self, key: str) -> str:
-        found = self.value(key)
-        if isinstance(found, str) and found:
-            return found
-        self.problems.add(f"{self.path}: {key}", "must be a text that is not empty")
-        return ""
-
-    def number(self, key: str, default: float) -> float | None:
-        found = self.value(key)
-        if found is None:
-            return default
-        if isinstance(found, int | float) and not isinstance(found, bool) and 0 <= found < 1e9:
-            return float(found)
-        self.problems.add(f"{self.path}: {key}", f"{found!r} is not a number of seconds")
         return None

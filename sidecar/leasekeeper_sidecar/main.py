@@ -13,7 +13,6 @@ from collections.abc import AsyncIterator, Sequence
 from leasekeeper.clock import SystemClock
 from leasekeeper.elector import Elector, State
 from leasekeeper.lease import Candidate, ConfigurationError, LeaseStore
-from leasekeeper.redlock.store import RedlockStore
 from leasekeeper_sidecar import config as configuration
 from leasekeeper_sidecar import http, pages
 from leasekeeper_sidecar.claim import flicker
@@ -94,15 +93,11 @@ class Sidecar:
 
     def _store(self) -> LeaseStore:
         config = self.config
-        store = RedlockStore(
-            membership=config.membership,
+        store = config.store.make(
             lock=config.lock,
             candidate=Candidate(config.pod_name, config.pod_uid, self.nonce),
             timings=config.timings,
             clock=self.clock,
-            username=config.username,
-            password=config.password,
-            tls=config.tls,
         )
         return Explaining(
             store,

@@ -12,6 +12,7 @@ import pytest
 from authority import Authority
 from leasekeeper_sidecar import config as configuration
 from leasekeeper_sidecar.config import SETTINGS, Config
+from leasekeeper_sidecar.stores import RedlockSettings
 
 from leasekeeper.lease import ConfigurationError
 
@@ -53,12 +54,18 @@ def problems(tmp_path: Path, lock: Any, *argv: str, **environ: str) -> list[str]
     return str(raised.value).splitlines()
 
 
+def redlock(config: Config) -> RedlockSettings:
+    assert isinstance(config.store, RedlockSettings)
+    return config.store
+
+
 def test_what_the_operator_publishes_is_understood(tmp_path: Path) -> None:
     config = load(tmp_path, LOCK, LEASEKEEPER_POD_NAMESPACE="shop")
     assert config.lock == "shop/orders"
     assert config.timings.renew_deadline == 10
-    assert config.membership.quorum == 2
-    assert (config.username, config.password) == ("lock:shop/orders", "secret")
+    store = redlock(config)
+    assert store.membership.quorum == 2
+    assert (store.username, store.password) == ("lock:shop/orders", "secret")
     assert (config.http_port, config.local_port) == (8090, 4040)
     assert config.leader_dir == "/var/run/lock"
     assert not config.mirror
@@ -79,7 +86,6 @@ def test_all_mistakes_are_named_at_once(tmp_path: Path) -> None:
     spoilt = {
         **LOCK,
         "lock": "orders",
-        "store": "etcd",
         "timings": {"leaseDurationSeconds": "15", "retryPeriodSeconds": -1},
         "redlock": {**LOCK["redlock"], "password": "", "membership": {"nodes": []}},
     }
@@ -100,7 +106,6 @@ def test_all_mistakes_are_named_at_once(tmp_path: Path) -> None:
         "lock",
         "redlock.membership",
         "redlock.password",
-        "store",
         "timings.leaseDurationSeconds",
         "timings.retryPeriodSeconds",
     ]
@@ -112,6 +117,8 @@ def test_all_mistakes_are_named_at_once(tmp_path: Path) -> None:
         ({"version": 2}, "version"),
         ({"timings": {"renewDeadlineSeconds": 15}}, "timings"),
         ({"timings": {"leaseDurationSeconds": 60, "renewDeadlineSeconds": 40}}, "maxTtlSeconds"),
+        ({"store": "etcd"}, "store: 'etcd', but this sidecar knows redlock"),
+        ({"store": ["redlock"]}, "store"),
         ({"redlock": None}, "redlock.membership"),
         ({"lock": "shop/../x"}, "lock"),
     ],
@@ -162,11 +169,12 @@ def with_tls(tls: Any) -> dict[str, Any]:
 
 def test_the_ca_is_found_beside_the_lock(tmp_path: Path) -> None:
     ca = Authority(tmp_path).ca
-    config = load(tmp_path, with_tls({"caFile": ca.name, "serverName": "nodes.example"}))
-    assert config.tls is not None
-    assert config.tls.ca_file == str(ca)
-    assert config.tls.name_of("10.0.0.1") == "nodes.example"
-    assert load(tmp_path, LOCK).tls is None
+    told = with_tls({"caFile": ca.name, "serverName": "nodes.example"})
+    tls = redlock(load(tmp_path, told)).tls
+    assert tls is not None
+    assert tls.ca_file == str(ca)
+    assert tls.name_of("10.0.0.1") == "nodes.example"
+    assert redlock(load(tmp_path, LOCK)).tls is None
 
 
 @pytest.mark.parametrize(

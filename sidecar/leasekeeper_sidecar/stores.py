@@ -1,0 +1,139 @@
+"""Which store `lock.json` names: how it is read, and how it is made.
+
+    "store": "NAME", "NAME": {what that store needs}
+
+A new store is one function here that reads its part of the file, and one entry of `STORES`. A store
+other than redlock is imported only when it is named: its driver stands in an extra, and neither its
+megabytes nor its import time belong into every pod.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from leasekeeper.clock import Clock
+from leasekeeper.lease import Candidate, ConfigurationError, LeaseStore, Timings
+from leasekeeper.redlock.membership import Membership
+from leasekeeper.redlock.store import RedlockStore
+from leasekeeper.redlock.tls import Tls
+from leasekeeper_sidecar.reader import Reader
+
+
+class StoreSettings(Protocol):
+    """What `lock.json` says of a store, checked. Nothing is connected before `make`."""
+
+    def make(
+        self, *, lock: str, candidate: Candidate, timings: Timings, clock: Clock
+    ) -> LeaseStore: ...
+
+
+def read(at: Reader, timings: Timings | None) -> StoreSettings | None:
+    """None: the problems say why. `timings` is none if they are wrong themselves."""
+    name = at.value("store")
+    reader = STORES.get(name) if isinstance(name, str) else None
+    if reader is None:
+        known = ", ".join(STORES)
+        at.problems.add(f"{at.path}: store", f"{name!r}, but this sidecar knows {known}")
+        return None
+    return reader(at, timings)
+
+
+# -- redlock -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RedlockSettings:
+    membership: Membership
+    username: str
+    password: str
+    tls: Tls | None
+
+    def make(
+        self, *, lock: str, candidate: Candidate, timings: Timings, clock: Clock
+    ) -> LeaseStore:
+        return RedlockStore(
+            membership=self.membership,
+            lock=lock,
+            candidate=candidate,
+            timings=timings,
+            clock=clock,
+            username=self.username,
+            password=self.password,
+            tls=self.tls,
+        )
+
+
+def _redlock(at: Reader, timings: Timings | None) -> RedlockSettings | None:
+    username, password = at.text("redlock.username"), at.text("redlock.password")
+    membership = _membership(at, timings)
+    tls = read_tls(at, "redlock.tls")
+    if membership is None:
+        return None
+    return RedlockSettings(membership, username, password, tls)
+
+
+def _membership(at: Reader, timings: Timings | None) -> Membership | None:
+    found = at.value("redlock.membership")
+    key = f"{at.path}: redlock.membership"
+    if found is None:
+        at.problems.add(key, "is missing")
+        return None
+    try:
+        membership = Membership.from_json(found)
+    except ConfigurationError as wrong:
+        at.problems.add(key, str(wrong))
+        return None
+    if timings is not None and timings.ttl > membership.max_ttl:
+        at.problems.add(
+            f"{at.path}: timings.leaseDurationSeconds",
+            f"with lockDelaySeconds {timings.ttl:g}, but the nodes keep at most"
+            f" {membership.max_ttl:g} (redlock.membership.maxTtlSeconds)",
+        )
+        return None
+    return membership
+
+
+_TLS = {
+    "caFile": "ca_file",
+    "certFile": "cert_file",
+    "keyFile": "key_file",
+    "serverName": "server_name",
+}
+
+
+def read_tls(at: Reader, where: str) -> Tls | None:
+    """Files and not the PEM itself: they are read again when they are replaced, lock.json is not.
+    Their paths begin at the folder of lock.json, because they are keys of the same Secret.
+    """
+    found, key = at.value(where), f"{at.path}: {where}"
+    if found is None:
+        return None
+    if not isinstance(found, dict):
+        at.problems.add(key, f"must be an object with {', '.join(_TLS)}")
+        return None
+    before = len(at.problems.found)
+    for name in found.keys() - _TLS.keys():
+        at.problems.add(f"{key}.{name}", f"no such key; there are {', '.join(_TLS)}")
+    texts = {name: at.text(f"{where}.{name}") for name in _TLS if name in found}
+    if "caFile" not in found:
+        at.problems.add(f"{key}.caFile", "is missing: the CA that signed the servers' certificates")
+    if len(at.problems.found) > before:
+        return None
+    folder = os.path.dirname(os.path.abspath(at.path))
+    told = {
+        _TLS[name]: text if name == "serverName" else os.path.join(folder, text)
+        for name, text in texts.items()
+    }
+    try:
+        return Tls(**told)
+    except ConfigurationError as wrong:
+        at.problems.add(key, str(wrong))
+        return None
+
+
+Read = Callable[[Reader, Timings | None], StoreSettings | None]
+
+STORES: dict[str, Read] = {"redlock": _redlock}
