@@ -1,9 +1,13 @@
-"""Runs the suites in order, from fast to real, and says what each one took.
+"""Runs the suites, and says what each one took.
 
     python tests/suites.py             all of them
     python tests/suites.py unit redis  only these
 
 Used by `make test`, and so by CI. Installs what the suites need and this machine lacks.
+
+Two lanes run side by side, because most suites wait (for leases, servers, pods) and two compute.
+Those that compute are `nice`: they take what the others leave. What a suite prints is shown in one
+piece when it ends, and of a suite that runs alone, as it comes.
 """
 
 from __future__ import annotations
@@ -12,46 +16,67 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
+from typing import IO
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
 
 
-def _pytest(*folders: str) -> list[list[str]]:
-    return [[str(BIN / "pytest"), "-q", "--durations=5", *(f"tests/{f}" for f in folders)]]
+@dataclass(frozen=True)
+class Suite:
+    name: str
+    commands: Sequence[Sequence[str]]
+    computes: bool = False
+    """It keeps a core busy, and its result does not depend on time."""
 
 
-SUITES: dict[str, list[list[str]]] = {
-    "lint": [
-        [str(BIN / "ruff"), "check", "."],
-        [str(BIN / "ruff"), "format", "--check", "."],
-        [str(BIN / "mypy")],
-        [str(BIN / "lint-imports")],
-    ],
-    "unit": _pytest("unit"),
-    "spec": [[sys.executable, "spec/run.py"]],
-    "simulation": _pytest("simulation"),
-    "redis": _pytest("redis"),
-    "stores": _pytest("stores"),
-    "sidecar": _pytest("sidecar"),
-    "faults": _pytest("faults"),
-    "cluster-build": [[sys.executable, "tests/cluster/kube/cluster.py", "build"]],
-    "operator": _pytest("operator"),
-    "chart": _pytest("chart"),
-    "images": [[sys.executable, "tests/cluster/kube/cluster.py", "images"]],
-    "cluster": _pytest("cluster"),
-}
+def _pytest(name: str, *, computes: bool = False) -> Suite:
+    command = [str(BIN / "pytest"), "-q", "--durations=5", f"tests/{name}"]
+    return Suite(name, [command], computes)
+
+
+def _kube(name: str, verb: str) -> Suite:
+    return Suite(name, [[sys.executable, "tests/cluster/kube/cluster.py", verb]])
+
+
+LINT = (
+    [str(BIN / "ruff"), "check", "."],
+    [str(BIN / "ruff"), "format", "--check", "."],
+    [str(BIN / "mypy")],
+    [str(BIN / "lint-imports")],
+)
+
+SUITES = (  # from fast to real
+    Suite("lint", LINT, computes=True),
+    _pytest("unit", computes=True),
+    Suite("spec", [[sys.executable, "spec/run.py"]], computes=True),
+    _pytest("simulation", computes=True),
+    _pytest("redis"),
+    _pytest("stores"),
+    _pytest("sidecar"),
+    _pytest("faults"),
+    _kube("cluster-build", "build"),
+    _pytest("operator"),
+    _pytest("chart"),
+    _kube("images", "images"),
+    _pytest("cluster"),
+)
+
+NICE = 10  # a tenth of the weight of those who wait
 
 # Debian package by the program that it brings.
 PROGRAMS = {"redis-server": "redis-server", "busybox": "busybox", "dash": "dash"}
 
 
-@dataclass
+@dataclass(frozen=True)
 class Outcome:
-    name: str
+    suite: Suite
     seconds: float
     passed: bool
 
@@ -74,39 +99,93 @@ def install_missing() -> None:
     )
 
 
-def _finished(command: list[str]) -> int:
-    """Its exit code. Ctrl-C reaches the command as well, and it is waited for: subprocess.run would
-    kill it after a quarter of a second, in the middle of cleaning up.
+class Runner:
+    """Both lanes. Their children are waited for, also after Ctrl-C, which reaches them as well:
+    killed in the middle of cleaning up, they would leave servers behind.
     """
-    with subprocess.Popen(command, cwd=ROOT) as child:
+
+    def __init__(self) -> None:
+        self.outcomes: list[Outcome] = []
+        self._stopped = threading.Event()
+        self._printing = threading.Lock()
+
+    def run(self, suites: Sequence[Suite]) -> None:
+        if len(suites) == 1:
+            self._lane(suites, None)
+            return
+        print("running: " + " ".join(suite.name for suite in suites), flush=True)
+        lanes = ([s for s in suites if s.computes], [s for s in suites if not s.computes])
+        threads = [threading.Thread(target=self._buffered, args=(lane,)) for lane in lanes if lane]
+        for thread in threads:
+            thread.start()
         try:
-            return child.wait()
+            for thread in threads:
+                thread.join()
         except KeyboardInterrupt:
-            child.wait()
+            self._stopped.set()
+            for thread in threads:
+                thread.join()
             raise
 
+    def _buffered(self, lane: Sequence[Suite]) -> None:
+        with TemporaryFile() as output:
+            self._lane(lane, output)
 
-def run(name: str) -> Outcome:
-    print(f"\n==== {name}", flush=True)
+    def _lane(self, lane: Sequence[Suite], output: IO[bytes] | None) -> None:
+        for suite in lane:
+            if self._stopped.is_set():
+                return
+            outcome = _outcome(suite, output)
+            with self._printing:
+                self.outcomes.append(outcome)
+                if output is not None:
+                    print(f"\n==== {suite.name}", flush=True)
+                    _empty(output)
+
+
+def _outcome(suite: Suite, output: IO[bytes] | None) -> Outcome:
     began = time.monotonic()
-    passed = all(_finished(command) == 0 for command in SUITES[name])
-    return Outcome(name, time.monotonic() - began, passed)
+    nice = ["nice", "-n", str(NICE)] if suite.computes and output is not None else []
+    passed = all(_finished([*nice, *command], output) == 0 for command in suite.commands)
+    return Outcome(suite, time.monotonic() - began, passed)
+
+
+def _finished(command: Sequence[str], output: IO[bytes] | None) -> int:
+    """Its exit code. subprocess.run would kill it a quarter of a second after Ctrl-C."""
+    stderr = None if output is None else subprocess.STDOUT
+    with subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=stderr) as child:
+        while True:
+            try:
+                return child.wait()
+            except KeyboardInterrupt:
+                continue
+
+
+def _empty(output: IO[bytes]) -> None:
+    output.seek(0)
+    shutil.copyfileobj(output, sys.stdout.buffer)
+    sys.stdout.buffer.flush()
+    output.seek(0)
+    output.truncate()
 
 
 def main(names: list[str]) -> int:
-    unknown = [name for name in names if name not in SUITES]
+    known = [suite.name for suite in SUITES]
+    unknown = [name for name in names if name not in known]
     if unknown:
-        print(f"no suite {unknown[0]!r}; there are: {' '.join(SUITES)}", file=sys.stderr)
+        print(f"no suite {unknown[0]!r}; there are: {' '.join(known)}", file=sys.stderr)
         return 2
     install_missing()
-    outcomes = [run(name) for name in names or SUITES]
+    began = time.monotonic()
+    runner = Runner()
+    runner.run([suite for suite in SUITES if not names or suite.name in names])
     print("\n==== what each suite took")
-    for outcome in outcomes:
+    for outcome in runner.outcomes:
         verdict = "passed" if outcome.passed else "FAILED"
-        print(f"  {outcome.name:<14} {outcome.seconds:>7.1f} s  {verdict}")
-    print(f"  {'all':<14} {sum(o.seconds for o in outcomes):>7.1f} s")
-    failed = sum(not o.passed for o in outcomes)
-    print(f"suites: {len(outcomes) - failed} passed, {failed} failed")
+        print(f"  {outcome.suite.name:<14} {outcome.seconds:>7.1f} s  {verdict}")
+    print(f"  {'all':<14} {time.monotonic() - began:>7.1f} s")
+    failed = sum(not outcome.passed for outcome in runner.outcomes)
+    print(f"suites: {len(runner.outcomes) - failed} passed, {failed} failed")
     return 1 if failed else 0
 
 
