@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import h11
 import pytest
 from leasekeeper_sidecar import http, pages
 from leasekeeper_sidecar.host import Proc
@@ -303,48 +304,68 @@ while time.monotonic() < end:
 """
 
 
-async def longest_turn(port: int, seconds: float) -> float:
-    """The longest time of the processor that one turn of the loop took while a crowd came in. Not
-    on the clock: on a busy machine that measures the machine.
-    """
-    crowd = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", CROWD, str(port), str(seconds)
-    )
-    end = asyncio.get_running_loop().time() + seconds
-    longest, before = 0.0, time.thread_time()
-    while asyncio.get_running_loop().time() < end:
-        await asyncio.sleep(0)
-        now = time.thread_time()
-        longest, before = max(longest, now - before), now
-    await crowd.wait()
-    return longest
+class Turns(http.Server):
+    """Counts what each turn of the loop does for clients, and what the busy ones cost."""
 
+    def __init__(self, site: Site, budget: http.Budget) -> None:
+        super().__init__(site.server._routes, counters=site.counters, budget=budget)
+        self.port = self.listen("127.0.0.1", 0)
+        self._done = 0
+        self.most = 0
+        """The most answers and new connections in one turn."""
+        self.costs: list[float] = []
+        """Time of the processor, not on the clock: on a busy machine that measures the machine."""
 
-def crowded(site: Site, budget: http.Budget) -> http.Server:
-    server = http.Server(site.server._routes, counters=site.counters, budget=budget)
-    server.listen("127.0.0.1", 0)
-    return server
+    async def _answer(self, request: h11.Request) -> http.Answer | http.Stream:
+        self._done += 1
+        return await super()._answer(request)
+
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._done += 1
+        super()._connected(reader, writer)
+
+    async def under_a_crowd(self, seconds: float) -> None:
+        crowd = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", CROWD, str(self.port), str(seconds)
+        )
+        before = time.thread_time()
+        while crowd.returncode is None:
+            self._done = 0
+            await asyncio.sleep(0)
+            now = time.thread_time()
+            if self._done:
+                self.most = max(self.most, self._done)
+                self.costs.append(now - before)
+            before = now
+        await self.close()
+
+    def cost(self) -> float:
+        """Of nearly the worst turn: the very worst is the one in which the hypervisor took its
+        share, and it would hide what the clients can do.
+        """
+        return sorted(self.costs)[len(self.costs) * 99 // 100]
 
 
 async def test_a_crowd_of_hostile_clients_cannot_hold_up_a_renewal(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A renewal takes half a dozen turns of the loop. They may come late by a tenth of the retry
-    period (200 ms) in all. The control: the same server without its bounds is many times slower.
+    """A renewal takes half a dozen turns of the loop, so what counts is how much clients can make
+    one turn do: an answer and a new connection, whatever they send. The control: without its
+    bounds the same server does many times as much in one turn, and takes as much longer.
     """
     await site.ask("GET /metrics")  # the first one imports the library
-    bounded = crowded(site, http.Budget())
-    longest = await longest_turn(bounded._sockets[0].getsockname()[1], 3)
-    await bounded.close()
+    bounded = Turns(site, http.Budget())
+    await bounded.under_a_crowd(3)
     monkeypatch.setattr(http, "_ACCEPT_EVERY", 0)
     monkeypatch.setattr(http, "_PIECE_EVERY", 0)
-    boundless = crowded(site, http.Budget(share=1))
-    boundless._budget = NoBudget()
-    control = await longest_turn(boundless._sockets[0].getsockname()[1], 3)
-    await boundless.close()
-    print(f"longest turn: {longest * 1000:.1f} ms; without bounds {control * 1000:.1f} ms")
-    assert longest * 6 < 0.2
-    assert control > longest * 3, "the control is broken: nothing was held up without bounds"
+    boundless = Turns(site, NoBudget())
+    await boundless.under_a_crowd(3)
+    for name, turns in (("bounded", bounded), ("without bounds", boundless)):
+        print(f"{name}: {turns.most} in one turn, {turns.cost() * 1000:.1f} ms of the processor")
+    assert bounded.most <= 2
+    assert bounded.cost() * 6 < 0.2, "a tenth of the retry period"
+    assert boundless.most > 10, "the control is broken: nothing was held up without bounds"
+    assert boundless.cost() > 3 * bounded.cost()
 
 
 class NoBudget(http.Budget):
