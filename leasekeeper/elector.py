@@ -123,7 +123,7 @@ def after_renewal(grant: Grant, outcome: Renewed, now: Instant, timings: Timings
         return End(
             "stepped down by request",
             release_after=timings.time_to_stop,
-            stay_out=timings.retry_period,
+            stay_out=max(timings.retry_period, request.seconds),
         )
     if outcome.deadline.passed(now):
         return End("the renewal came too late: its deadline has passed")
@@ -195,6 +195,7 @@ class Elector:
     async def _stand_by(self, stay_out: float) -> Grant | None:
         """Tries until the lock is ours; none: stopped."""
         self.state = State.STANDBY
+        self._turn(stay_out)
         await self._sleep(stay_out)
         while not self._stop.is_set():
             self._turn(self._timings.renew_deadline)

@@ -135,10 +135,11 @@ class Request:
 
     sequence: int
     kind: str
-    """`pause`: nobody may hold the lock until further notice. `step-down`: the named holder gives
-    up once.
-    """
+    """`pause`: nobody may hold the lock until `resume`. `step-down`: the named holder gives up."""
     target: str = ""
+    """Of a step-down: the holder's id, so that it means one tenure and no later one."""
+    seconds: float = 0.0
+    """Of a step-down: for how long it stays out of the race then."""
 
 
 Causes = Mapping[str, str]

@@ -34,6 +34,7 @@ from leasekeeper.lease import (
     Unknown,
 )
 from leasekeeper.redlock import quorum as q
+from leasekeeper.redlock import requests
 from leasekeeper.redlock.connections import own_links
 from leasekeeper.redlock.gate import SHORTEST_PATIENCE, gate_order, pass_the_gate
 from leasekeeper.redlock.membership import Membership
@@ -253,7 +254,7 @@ class RedlockStore:
             repair(node, reply)
         trip = self._clock.now().elapsed_since(began)
         self._waiting.patience = max(SHORTEST_PATIENCE, 3 * trip)
-        return self._grant(grant.id, grant.token, began, _latest_request(verdict.requests))
+        return self._grant(grant.id, grant.token, began, requests.latest(verdict.requests))
 
     # -- release, observe ------------------------------------------------------------------------
 
@@ -316,20 +317,3 @@ class RedlockStore:
             lease_end=Deadline(began, self._timings.lease_end),
             request=request,
         )
-
-
-def _latest_request(requests: tuple[str, ...]) -> Request | None:
-    """Nodes may have been told at different times: the highest sequence number is the wish.
-
-    The field is the tenant's own, so anything may stand there; what has no number is no wish.
-    """
-    parsed = [text.split(" ", 2) for text in requests]
-    return max(
-        (
-            Request(int(p[0]), p[1], p[2] if len(p) > 2 else "")
-            for p in parsed
-            if len(p) > 1 and p[0].isascii() and p[0].isdigit() and len(p[0]) <= 16
-        ),
-        key=lambda request: request.sequence,
-        default=None,
-    )

@@ -47,6 +47,13 @@ def some_call(r: random.Random) -> tuple[str, str | None, list[str]]:
         "close": [],
         "state": [],
         "forget": [lock, number()],
+        "request": [
+            lock,
+            r.choice(["1", "2", "3", str(2**52)]),
+            r.choice(["pause", "resume", "step-down", "step-down", "rubbish"]),
+            r.choice(["", id]),
+            r.choice(["0", "1", "1.5", "-1"]),
+        ],
     }
     vote: dict[str, list[str]] = {
         "grant": [epoch, id, ttl, number()],

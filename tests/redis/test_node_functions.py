@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 from servers import FLAVOURS, Server
 
-from leasekeeper.redlock import functions
+from leasekeeper.lease import Request
+from leasekeeper.redlock import functions, requests
 from leasekeeper.redlock.registry import PLAUSIBLE
 
 EPOCH = "1-abc"
@@ -43,6 +44,12 @@ class OpenNode:
 
     def grant(self, id: str = "x/1", guess: int = 0, lock: str = LOCK) -> list[str]:
         return self.vote("grant", EPOCH, id, TTL, guess, lock=lock)
+
+    def request(
+        self, sequence: int, kind: str, target: str = "", seconds: int = 0, lock: str = LOCK
+    ) -> list[str]:
+        function, *args = requests.call(lock, Request(sequence, kind, target, seconds))
+        return self.server.fcall(function, *args)
 
     def let_time_pass(self, microseconds: int) -> None:
         for _ in range(microseconds // CAP):
@@ -153,13 +160,59 @@ def test_release_by_anybody_but_the_owner_changes_nothing(node: OpenNode) -> Non
     assert node.grant("y/1")[0] == "HELD"
 
 
-def test_a_pause_lets_nobody_in_and_reaches_the_holder(node: OpenNode) -> None:
+def test_a_pause_lets_nobody_in_and_reaches_the_holder_until_it_is_lifted(node: OpenNode) -> None:
     node.lead("x/1", FLOOR + 1)
-    with node.server.client() as client:
-        client.hset(f"lk:lock:{LOCK}", "request", "7 pause")
-    assert node.vote("renew", EPOCH, "x/1", FLOOR + 1, TTL) == ["OK", "7 pause"]
+    assert node.request(7, "pause")[0] == "OK"
+    assert node.vote("renew", EPOCH, "x/1", FLOOR + 1, TTL)[1].startswith("7 pause ")
     node.vote("release", EPOCH, "x/1", "1")
     assert node.grant("y/1") == ["PAUSED", str(FLOOR + 1)]
+    assert node.request(8, "resume")[0] == "OK"
+    assert node.grant("y/1") == ["GRANTED", str(FLOOR + 1)]
+
+
+def test_whoever_was_asked_to_step_down_is_kept_out_for_its_time_and_nobody_else_is(
+    node: OpenNode,
+) -> None:
+    node.lead("pod/uid/nonce/3", FLOOR + 1)
+    assert node.request(1, "step-down", "pod/uid/nonce/3", 2)[0] == "OK"
+    node.vote("release", EPOCH, "pod/uid/nonce/3", "1")
+    for barred in ("pod/uid/nonce/4", "pod/uid/restarted/1"):
+        assert node.grant(barred) == ["PAUSED", str(FLOOR + 1)]
+    for other in ("pod/other/nonce/4", "pod-2/uid/nonce/1", "x/1"):
+        assert node.grant(other)[0] == "GRANTED"
+        node.vote("release", EPOCH, other, "0")
+    node.let_time_pass(2_000_000 - CAP)
+    assert node.grant("pod/uid/nonce/5")[0] == "PAUSED"
+    assert node.request(1, "step-down", "pod/uid/nonce/3", 2)[0] == "OK", "again: moves no end"
+    node.let_time_pass(CAP)
+    assert node.grant("pod/uid/nonce/6")[0] == "GRANTED"
+
+
+def test_a_late_request_undoes_no_later_one(node: OpenNode) -> None:
+    assert node.request(7, "resume")[0] == "OK"
+    assert node.request(6, "pause")[:2] == ["LOW", "7"]
+    assert node.request(7, "pause")[:2] == ["LOW", "7"], "another one with the same number"
+    assert node.grant("y/1")[0] == "GRANTED"
+
+
+def test_a_request_for_a_lock_that_is_new_here_keeps_the_floor(node: OpenNode) -> None:
+    """A node that recovers takes what `dump` says for F; without one it would begin at 0."""
+    assert node.request(1, "pause", lock=OTHER)[0] == "OK"
+    assert node.admin("dump", "0")[6:8] == [OTHER, str(FLOOR)]
+
+
+def test_a_tenants_absurd_request_does_not_keep_the_operator_out(node: OpenNode) -> None:
+    for rubbish in ("rubbish", f"{2**52} pause", "7 step-down", " ", "7 step-down x y z"):
+        with node.server.client() as client:
+            client.hset(f"lk:lock:{LOCK}", "request", rubbish)  # its own key: its user may
+        node.grant("pod/uid/nonce/1")
+        assert node.request(8, "resume")[0] == "OK"
+    assert node.grant("pod/uid/nonce/1")[0] in ("GRANTED", "HELD")
+
+
+def test_a_closed_node_takes_no_request(node: OpenNode) -> None:
+    node.admin("close")
+    assert node.request(1, "pause")[0] == "CLOSED"
 
 
 @pytest.mark.parametrize("ttl", [MAX_TTL + 1, 0, -1])

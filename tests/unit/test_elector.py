@@ -463,6 +463,24 @@ async def test_step_down_by_request_gives_the_others_a_chance() -> None:
 
 
 @in_virtual_time
+async def test_a_step_down_for_a_minute_lasts_a_minute_and_is_no_illness() -> None:
+    bench = Bench()
+
+    async def asked(grant: Grant) -> Renewed:
+        request = Request(7, "step-down", grant.id, seconds=60)
+        return replace(await bench.store.extend(grant), request=request)
+
+    bench.store.on_renew = asked
+    bench.start()
+    await bench.until("release")
+    await asyncio.sleep(30)
+    assert bench.elector.overdue(bench.clock.now()) <= 0
+    await bench.until("acquire", 2)
+    assert bench.store.times("acquire")[1] - bench.store.times("release")[0] >= 60
+    await bench.stop()
+
+
+@in_virtual_time
 async def test_a_request_to_somebody_else_is_not_mine() -> None:
     bench = Bench()
 

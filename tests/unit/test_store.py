@@ -262,7 +262,7 @@ def test_a_failure_is_decided_as_soon_as_it_is_certain() -> None:
 def test_a_request_without_a_number_is_no_request_and_no_end() -> None:
     """The field is in the key of the tenant's own lock, and it may write there what it likes."""
     nonsense = ["x stop", "-1 stop", "² stop", "9" * 5000 + " stop", " ", "", "7"]
-    wishes = iter([*nonsense, "2 yield please do", "1 yield"] * 5)
+    wishes = iter([*nonsense, "2 yield please 60 1", "1 yield"] * 5)
 
     def says(command: tuple[str, ...]) -> Answer:
         if command[1] == "lk1_renew":
@@ -277,8 +277,8 @@ def test_a_request_without_a_number_is_no_request_and_no_end() -> None:
             renewed = await bench.store.renew(grant)
             assert isinstance(renewed, Grant), renewed
             seen.add(renewed.request)
-        assert Request(2, "yield", "please do") in seen
-        assert seen <= {None, Request(2, "yield", "please do"), Request(1, "yield", "")}
+        assert Request(2, "yield", "please", 60) in seen
+        assert seen <= {None, Request(2, "yield", "please", 60), Request(1, "yield", "")}
 
     run(scenario())
 

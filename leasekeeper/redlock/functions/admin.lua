@@ -250,6 +250,41 @@ local function forget(_, args)
   return reply(read_node(), 'OK')
 end
 
+-- request(lock, sequence, kind, target, seconds): what somebody outside asks of the holder; its next
+-- renewal brings it there.
+--   pause       nobody may hold the lock, until
+--   resume
+--   step-down   the holder whose id (candidate/attempt) is `target` gives up, and for so many seconds
+--               of this node's time nothing is granted here to its pod, restarted or not
+-- Only a sequence above the known one is taken, so that a late caller undoes nothing; the same
+-- request again is OK, and moves no end. A node that lost its memory lost this with it: whoever asks
+-- for something that lasts goes on asking.
+--   OK | LOW known | CLOSED
+local KINDS = { pause = true, resume = true, ['step-down'] = true }
+
+local function request(_, args)
+  local key, sequence, kind, target = 'lk:lock:' .. args[1], tonumber(args[2]), args[3], args[4] or ''
+  local seconds = tonumber(args[5]) or 0
+  if not KINDS[kind] or string.find(target, '%s') or not (seconds >= 0 and seconds <= 1e6) then
+    error('not a request: ' .. kind)
+  end
+  local node = read_node()
+  if not node.open then
+    return reply(node, 'CLOSED')
+  end
+  local lock = read_lock(key, node)
+  local wish = string.format('%.0f %s %s %.0f', sequence, kind, target == '' and '-' or target, seconds)
+  local known = tonumber(string.match(lock.request, '^(%d+) ')) or 0
+  if known >= sequence and known < NOT_A_TOKEN then
+    local same = string.sub(lock.request, 1, #wish + 1) == wish .. ' '
+    return same and reply(node, 'OK') or reply(node, 'LOW', int(known))
+  end
+  -- With F, as every entry: whoever recovers from here would take a lock without it for one at 0.
+  local ends = int(node.tick + seconds * 1e6)
+  redis.call('HSET', key, 'request', wish .. ' ' .. ends, 'fence', int(lock.fence))
+  return reply(node, 'OK')
+end
+
 local SAFE_WHEN_FULL = { 'allow-oom' }
 redis.register_function { function_name = 'lk1_enter', callback = enter }
 redis.register_function { function_name = 'lk1_register', callback = register, flags = SAFE_WHEN_FULL }
@@ -264,3 +299,4 @@ redis.register_function { function_name = 'lk1_open', callback = open }
 redis.register_function { function_name = 'lk1_close', callback = close, flags = SAFE_WHEN_FULL }
 redis.register_function { function_name = 'lk1_state', callback = state, flags = { 'no-writes' } }
 redis.register_function { function_name = 'lk1_forget', callback = forget }
+redis.register_function { function_name = 'lk1_request', callback = request }

@@ -137,18 +137,28 @@ local function older_attempt_of_same(owner, id)
   return candidate ~= nil and owner_candidate == candidate and owner_attempt < attempt
 end
 
+-- Whether a request from outside keeps this candidate from the lock (admin.lua, request): a pause
+-- keeps everybody, a step-down the pod that was asked, whichever process of it comes.
+local function kept_out(request, id, now)
+  if request == '' then return false end
+  local kind, target, ends = string.match(request, '^%d+ (%S+) ?(%S*) ?%d* ?(%d*)')
+  if kind ~= 'step-down' then return kind == 'pause' end
+  local pod = string.match(target, '^[^/]+/[^/]+/')
+  return pod ~= nil and string.sub(id, 1, #pod) == pod and now < (tonumber(ends) or 0)
+end
+
 -- grant(epoch, id, ttl, guess): the first step of an attempt.
 --   COMMITTED guess           entry taken, and F raised to the guess: a vote for the token `guess`
 --   GRANTED F                 entry taken; the token must be larger than F, by commit
 --   HELD owner left F request somebody else's entry is alive; the caller is in the queue now
---   PAUSED F                  nobody may hold this lock for now
+--   PAUSED F                  nobody, or not this pod, may hold this lock for now
 local function grant(keys, args)
   local key, id, ttl, guess = keys[1], args[2], tonumber(args[3]), tonumber(args[4])
   local node = read_voter()
   local refused = refusal(node, args[1], ttl)
   if refused then return refused end
   local lock = read_lock(key, node)
-  if string.match(lock.request, '^%d+ pause') then
+  if kept_out(lock.request, id, node.tick) then
     return reply(node, 'PAUSED', int(lock.fence))
   end
   if lock.owner and not older_attempt_of_same(lock.owner, id) then
