@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Sequence
 
 from leasekeeper.clock import SystemClock
 from leasekeeper.elector import Elector, State
+from leasekeeper.kubernetes.api import ApiServer
 from leasekeeper.lease import Candidate, ConfigurationError, LeaseStore
 from leasekeeper_sidecar import config as configuration
 from leasekeeper_sidecar import http, pages
@@ -19,7 +20,6 @@ from leasekeeper_sidecar.claim import flicker
 from leasekeeper_sidecar.config import Config
 from leasekeeper_sidecar.diagnosis import Explaining
 from leasekeeper_sidecar.host import Proc
-from leasekeeper_sidecar.kube_api import ApiServer
 from leasekeeper_sidecar.leader_file import LeaderFile
 from leasekeeper_sidecar.leadership import Leadership
 from leasekeeper_sidecar.log import Log
@@ -119,7 +119,9 @@ class Sidecar:
 
         self.mirror = mirror = Mirror(
             lock=self.config.lock,
-            patch=ApiServer.in_cluster(os.environ, self.config.account_dir).merge_patch,
+            patch=ApiServer.in_cluster(
+                os.environ, self.config.account_dir, user_agent="leasekeeper-sidecar"
+            ).merge_patch,
             counters=self.counters,
             log=self.log,
             on_refused=look,

@@ -15,7 +15,7 @@ import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from leasekeeper_sidecar.kube_api import Failed, Reply
+from leasekeeper.kubernetes.api import Failed, Reply
 from leasekeeper_sidecar.leadership import Tenure
 from leasekeeper_sidecar.log import Log, timestamp
 from leasekeeper_sidecar.metrics import Counters

@@ -22,10 +22,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
-from leasekeeper_sidecar import kube_api, mirror
+from leasekeeper_sidecar import mirror
 from leasekeeper_sidecar.claim import Claim
 from leasekeeper_sidecar.host import Proc
-from leasekeeper_sidecar.kube_api import ApiServer
 from leasekeeper_sidecar.leadership import Tenure
 from leasekeeper_sidecar.log import Log
 from leasekeeper_sidecar.metrics import Counters
@@ -33,6 +32,8 @@ from leasekeeper_sidecar.mirror import Mirror
 from servers import wait_until
 
 from leasekeeper.clock import Deadline, Instant
+from leasekeeper.kubernetes import api as kube_api
+from leasekeeper.kubernetes.api import ApiServer, ServiceAccount
 from leasekeeper.lease import Grant
 
 if TYPE_CHECKING:
@@ -165,7 +166,7 @@ async def bench(api: FakeApi, port: int | None = None) -> AsyncIterator[Bench]:
         looks.append("looked")
         return "holder orders-1, token 9"
 
-    server = ApiServer("127.0.0.1", port or api.port, str(api.account))
+    server = ApiServer("127.0.0.1", port or api.port, ServiceAccount(str(api.account)))
     made = Mirror(
         lock="shop/orders",
         patch=server.merge_patch,
