@@ -10,24 +10,28 @@ KUBE := $(PYTHON) tests/cluster/kube/cluster.py
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
 
-# The environment is made again when what it is made from changes.
-$(VENV)/made: pyproject.toml constraints.txt constraints-dev.txt
-	@$(PYTHON) -m venv $(VENV) >/dev/null 2>&1 || { \
+# The environment is made again when what it is made from changes. A newcomer who runs the demo waits
+# for what the demo needs, and not for the tools of those who work on it.
+$(VENV)/made: EXTRA := dev
+.venv-demo/made: EXTRA := demo
+$(VENV)/made .venv-demo/made: pyproject.toml constraints.txt constraints-dev.txt
+	@$(PYTHON) -m venv $(@D) >/dev/null 2>&1 || { \
 	  if [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \
-	    echo "$(PYTHON) -m venv $(VENV) failed: on Debian, install python3-venv as root" >&2; \
+	    echo "$(PYTHON) -m venv $(@D) failed: on Debian, install python3-venv as root" >&2; \
 	    exit 1; fi; echo "installing python3-venv"; \
 	  apt-get update -qq && apt-get install -qqy -o DPkg::Lock::Timeout=300 python3-venv >/dev/null && \
-	  $(PYTHON) -m venv $(VENV); }
-	@echo "making $(VENV)"
-	@$(RUN)/pip install --quiet --disable-pip-version-check -c constraints-dev.txt -e '.[dev]'
+	  $(PYTHON) -m venv $(@D); }
+	@echo "making $(@D)" >&2
+	@$(@D)/bin/pip install --quiet --disable-pip-version-check -c constraints-dev.txt -e '.[$(EXTRA)]'
 	@touch $@
 
 .PHONY: venv
 venv: $(VENV)/made ## make the Python environment in .venv
 
+DEMO := $(if $(wildcard $(VENV)/made),$(VENV),.venv-demo)
 .PHONY: demo
-demo: $(VENV)/made ## the main job on this machine, for real: make demo ARGS="--seconds 20 --json"
-	@$(RUN)/leasekeeper demo $(ARGS)
+demo: $(DEMO)/made ## the main job on this machine, for real: make demo ARGS="--seconds 20 --json"
+	@$(DEMO)/bin/leasekeeper demo $(ARGS)
 
 .PHONY: test
 test: $(VENV)/made ## everything that CI runs, with the time that each suite takes
@@ -80,4 +84,4 @@ cluster-env: ## prints what a shell evaluates to have kubectl and helm for it
 
 .PHONY: clean
 clean: ## remove what was made in the checkout
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
+	rm -rf $(VENV) .venv-demo .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist

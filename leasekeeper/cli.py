@@ -135,14 +135,14 @@ def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         allow_abbrev=False,
     )
     demo.add_argument(
-        "--seconds", type=_from_one(float), default=30.0, help="how long it runs (30)"
+        "--seconds", type=_from_one(float), default=None, help="how long it runs (30)"
     )
     demo.add_argument("--lease", type=_from_one(float), default=3.0, help="lease in seconds (3)")
     demo.add_argument("--candidates", type=_from_one(int), default=5, help="how many take part (5)")
     demo.add_argument(
         "--chaos",
         action=argparse.BooleanOptionalAction,
-        default=True,
+        default=None,
         help="break something whenever the election has settled (default: yes)",
     )
     demo.add_argument("--seed", type=int, default=1, help="of what is broken, and when")

@@ -26,6 +26,8 @@ class Reading:
     token: int
     began: float
     ended: float
+    left: float = 0.0
+    """Seconds to the deadline at `ended`, for people to see."""
 
 
 @dataclass(slots=True)
@@ -83,15 +85,20 @@ class History:
                 _tell(self.overlaps, f"two leaders of {tenure.lock}: {names}")
 
     def _check_token(self, tenure: Tenure) -> None:
-        """Also equal tokens are wrong: they are what a resource tells two leaders apart by."""
-        before = [other for other in self.tenures if other.lock == tenure.lock]
-        largest = max(before, key=lambda one: one.token, default=None)
-        if largest is not None and tenure.token <= largest.token:
-            _tell(
-                self.regressions,
-                f"token of {tenure.lock} did not grow: {tenure.holder} leads with {tenure.token}"
-                f" after {largest.holder} led with {largest.token}",
-            )
+        """Whoever led later must have the larger token. Also equal tokens are wrong: they are what
+        a resource tells two leaders apart by. By time, and not in the order of arrival: a line of
+        the journal may be late.
+        """
+        for other in self.tenures:
+            if other.lock != tenure.lock:
+                continue
+            first, then = sorted((other, tenure), key=lambda one: one.first_ended)
+            if then.token <= first.token:
+                _tell(
+                    self.regressions,
+                    f"token of {tenure.lock} did not grow: {then.holder} leads with {then.token}"
+                    f" after {first.holder} led with {first.token}",
+                )
 
 
 def _tell(said: list[str], text: str) -> None:
@@ -130,4 +137,5 @@ def read(file: str, pod: str, boot: str) -> Reading | None:
     said = judge(text, boot, int(ended * 100), time.time())
     if said is None:
         return None
-    return Reading(said["lock"], pod, said["holder"], said["token"], began, ended)
+    left = said["deadlineCs"] / 100 - ended
+    return Reading(said["lock"], pod, said["holder"], said["token"], began, ended, left)

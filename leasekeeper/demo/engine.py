@@ -1,0 +1,198 @@
+"""Runs a world, watches every leader file and the journal, and tells people what happened.
+
+The views (text, terminal, page) get events as they happen, and may ask for a snapshot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+from leasekeeper.demo.faults import Faults
+from leasekeeper.demo.history import History, Reading, now
+from leasekeeper.demo.journal import Journal
+from leasekeeper.demo.looks import Look, Looks
+from leasekeeper.demo.proxy import Vote
+from leasekeeper.demo.world import LOCK, World
+
+SWEEP = 0.005  # seconds between two looks at all files
+LOOK_EVERY = 0.2  # seconds between two looks at the nodes and the journal
+VOTES_KEPT = 400
+
+Event = dict[str, Any]
+Work = Callable[[], Coroutine[Any, Any, None]]
+
+
+@dataclass
+class Feed:
+    """Votes as the proxies see them; made before the world, because the world is given it."""
+
+    votes: deque[tuple[int, Vote]] = field(default_factory=lambda: deque(maxlen=VOTES_KEPT))
+    number: int = 0
+
+    def add(self, vote: Vote) -> None:
+        self.number += 1
+        self.votes.append((self.number, vote))
+
+
+class Demo:
+    """One run. A `Stage` for faults."""
+
+    def __init__(
+        self,
+        world: World,
+        feed: Feed,
+        *,
+        seed: int,
+        chaos: bool,
+        tell: Callable[[Event], None],
+    ) -> None:
+        self.world = world
+        self.feed = feed
+        self.chaos = chaos
+        self.files = History()
+        self.journal = Journal(world.journal, LOCK)
+        self.looks: list[Look] = [Look(node.name, "starting") for node in world.nodes]
+        self.readings: dict[str, Reading] = {}
+        self._asking = Looks(world)
+        self.faults = Faults(world, self._asking, self)
+        self._tell = tell
+        self._dice = random.Random(seed)
+        self._began = now()
+        self._leader = ""
+        self._led_until = 0.0
+        self._nobody_said = True
+        self._settled_at = now() + world.lease / 2
+        self._later: list[tuple[float, Work]] = []
+        self._wrong_said = 0
+        self._opened: set[str] = set()  # nodes that voted before
+
+    # -- the stage for faults --------------------------------------------------------------------
+
+    @property
+    def at(self) -> float:
+        return now() - self._began
+
+    @property
+    def leader(self) -> str:
+        """Who led in the last sweep, or led last and may be back."""
+        return self._leader
+
+    def say(self, event: str, sentence: str, **fields: object) -> None:
+        self._tell({"at": round(self.at, 3), "event": event, "sentence": sentence, **fields})
+
+    def later(self, seconds: float, work: Work) -> None:
+        self._later.append((now() + seconds, work))
+
+    # -- the run ---------------------------------------------------------------------------------
+
+    async def run(self, seconds: float | None, stop: asyncio.Event) -> None:
+        """Until the time is over, or somebody stops it."""
+        end = None if seconds is None else now() + seconds
+        looking = asyncio.ensure_future(self._keep_looking())
+        try:
+            while not stop.is_set() and (end is None or now() < end):
+                self._sweep()
+                await self._do_what_is_due()
+                await self._break_something(end)
+                if looking.done():
+                    looking.result()  # a bug there must be heard here
+                await asyncio.sleep(SWEEP)
+        finally:
+            looking.cancel()
+            await asyncio.gather(looking, return_exceptions=True)
+            self._asking.close()
+            self._look_at_journal()
+
+    def _sweep(self) -> None:
+        readings = self.world.readings()
+        self.readings = {reading.pod: reading for reading in readings}
+        for reading in readings:
+            tenure = self.files.see(reading)
+            if tenure is not None:
+                gap = tenure.first_began - self._led_until if self._led_until else 0.0
+                self._leads(reading, gap)
+            self._led_until = max(self._led_until, reading.ended)
+            self._leader, self._nobody_said = reading.holder, False
+        if not self._nobody_said and now() - self._led_until > self.world.lease / 3:
+            self._nobody_said = True
+            before, self._leader = self._leader, ""
+            self.say("nobody", f"nobody leads: {before} is past its deadline", before=before)
+
+    def _leads(self, reading: Reading, gap: float) -> None:
+        after = f", after {gap:.2f} s without a leader" if gap > 0 else ""
+        self.say(
+            "leads",
+            f"{reading.holder} leads with token {reading.token}{after}",
+            holder=reading.holder,
+            token=reading.token,
+            gap=round(gap, 3),
+        )
+        self._settled_at = max(self._settled_at, now() + self.world.lease / 2)
+
+    async def _do_what_is_due(self) -> None:
+        due = [work for at, work in self._later if now() >= at]
+        self._later = [(at, work) for at, work in self._later if now() < at]
+        for work in due:
+            await work()
+
+    async def _break_something(self, end: float | None) -> None:
+        """Whenever the election has settled; not at the end, so that a takeover can be seen."""
+        late = end is not None and now() > end - 2 * self.world.lease
+        if self.chaos and self._leader and now() > self._settled_at and not late:
+            self._settled_at = now() + self.world.lease
+            await self.faults.by_chance(self._dice)
+
+    # -- nodes and journal, more rarely ----------------------------------------------------------
+
+    async def _keep_looking(self) -> None:
+        while True:
+            looks = await asyncio.to_thread(self._asking.all)
+            for before, after in zip(self.looks, looks, strict=True):
+                if before.state != after.state:
+                    self._node_changed(after)
+            self.looks = looks
+            self._look_at_journal()
+            await asyncio.sleep(LOOK_EVERY)
+
+    def _node_changed(self, after: Look) -> None:
+        lease, rest = self.world.lease, self.world.membership.quarantine
+        sentence = {
+            "quarantine": f"node {after.node} restarted empty: it will not vote for {rest:.1f} s,"
+            f" because it may have granted a lease of {lease:g} s that it no longer remembers",
+            "open": f"node {after.node} votes again: every lease that it may have forgotten is"
+            " over, and it has learnt the tokens from the others",
+        }.get(after.state)
+        if sentence is not None and after.node in self._opened:
+            self.say("node", sentence, node=after.node, state=after.state)
+        if after.state == "open":
+            self._opened.add(after.node)
+
+    def _look_at_journal(self) -> None:
+        for sentence in self.journal.look():
+            self.say("refused", sentence)
+        wrong = self.wrong
+        for text in wrong[self._wrong_said :]:
+            self.say("wrong", f"WRONG: {text}", text=text)
+        self._wrong_said = len(wrong)
+
+    # -- what is known ---------------------------------------------------------------------------
+
+    @property
+    def wrong(self) -> list[str]:
+        return self.files.wrong + [f"journal: {text}" for text in self.journal.history.wrong]
+
+    def summary(self) -> dict[str, object]:
+        journal = self.journal.history
+        return {
+            "tenures": len(self.files.tenures),
+            "faults": self.faults.count,
+            "overlaps": len(self.files.overlaps) + len(journal.overlaps),
+            "regressions": len(self.files.regressions) + len(journal.regressions),
+            "journal": self.journal.entries,
+            "refused": self.journal.refused,
+        }

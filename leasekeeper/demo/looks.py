@@ -1,0 +1,102 @@
+"""What each node says of itself: whether it votes, for whom, and until when."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from leasekeeper.demo.world import LOCK, LocalNode, World
+from leasekeeper.redlock import users
+from leasekeeper.redlock.blocking import Broken, Connection, Refusal
+from leasekeeper.redlock.registry import NodeView
+
+TIMEOUT = 0.5  # seconds; a server on this machine answers in a millisecond
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """One node, just now."""
+
+    node: str
+    state: str
+    """`down`, `starting`, `quarantine`, `recovering` or `open`."""
+    owner: str = ""
+    """The full id of the attempt that has this node's vote; empty: nobody."""
+    left: float = 0.0
+    fence: int = 0
+
+    @property
+    def holder(self) -> str:
+        return self.owner.partition("/")[0]
+
+
+class Looks:
+    """Asks all nodes in turn, as the operator's user; for one thread at a time."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._password = world.passwords[users.OPERATOR]
+        self._connections: dict[str, Connection] = {}
+
+    def all(self) -> list[Look]:
+        return [self._one(node) for node in self._world.nodes]
+
+    def ask_to_step_down(self, holder: str) -> int:
+        """Written to the nodes, as the operator does; the holder hears of it at its next renewal.
+        How many nodes were told.
+        """
+        told = 0
+        for look in self.all():
+            if look.holder != holder:
+                continue
+            connection = self._connections[look.node]
+            wish = f"{look.fence} step-down {look.owner}"  # the token as the number: it only grows
+            try:
+                connection.call("HSET", f"lk:lock:{LOCK}", "request", wish)
+                told += 1
+            except (Broken, Refusal):
+                continue
+        return told
+
+    def close(self) -> None:
+        for connection in self._connections.values():
+            connection.close()
+        self._connections.clear()
+
+    def _one(self, node: LocalNode) -> Look:
+        if not node.server.running:
+            self._forget(node.name)
+            return Look(node.name, "down")
+        try:
+            try:
+                return self._ask(node.name, self._connection(node))
+            except Broken:
+                # Once more: a server closes idle connections, and does so by its wall clock.
+                self._forget(node.name)
+                return self._ask(node.name, self._connection(node))
+        except Refusal:  # no functions yet: the agent has not seen this server
+            return Look(node.name, "starting")
+        except Broken:
+            self._forget(node.name)
+            return Look(node.name, "starting")
+
+    def _connection(self, node: LocalNode) -> Connection:
+        known = self._connections.get(node.name)
+        if known is None:
+            known = Connection(str(node.socket), users.OPERATOR, self._password, timeout=TIMEOUT)
+            self._connections[node.name] = known
+        return known
+
+    def _ask(self, name: str, connection: Connection) -> Look:
+        view = NodeView.from_reply(connection.fcall("lk1_state"))
+        if not view.open:
+            return Look(name, "recovering" if view.rested else "quarantine")
+        epoch = self._world.membership.epoch
+        reply = connection.call("FCALL", "lk1_observe", "1", f"lk:lock:{LOCK}", epoch)
+        if reply[0] != "LOCK":
+            return Look(name, "recovering")
+        return Look(name, "open", reply[1], int(reply[2]) / 1e6, int(reply[3]))
+
+    def _forget(self, name: str) -> None:
+        stale = self._connections.pop(name, None)
+        if stale is not None:
+            stale.close()
