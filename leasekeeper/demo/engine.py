@@ -62,7 +62,7 @@ class Demo:
         self.faults = Faults(world, self._asking, self)
         self._tell = tell
         self._dice = random.Random(seed)
-        self._began = now()
+        self.began = now()
         self._leader = ""
         self._led_until = 0.0
         self._nobody_said = True
@@ -70,12 +70,13 @@ class Demo:
         self._later: list[tuple[float, Work]] = []
         self._wrong_said = 0
         self._opened: set[str] = set()  # nodes that voted before
+        self._resting_since: dict[str, float] = {}
 
     # -- the stage for faults --------------------------------------------------------------------
 
     @property
     def at(self) -> float:
-        return now() - self._began
+        return now() - self.began
 
     @property
     def leader(self) -> str:
@@ -84,6 +85,11 @@ class Demo:
 
     def say(self, event: str, sentence: str, **fields: object) -> None:
         self._tell({"at": round(self.at, 3), "event": event, "sentence": sentence, **fields})
+
+    def switch_chaos(self) -> None:
+        self.chaos = not self.chaos
+        on = "something breaks whenever the election has settled" if self.chaos else "off"
+        self.say("chaos", f"chaos: {on}", on=self.chaos)
 
     def later(self, seconds: float, work: Work) -> None:
         self._later.append((now() + seconds, work))
@@ -159,7 +165,18 @@ class Demo:
             self._look_at_journal()
             await asyncio.sleep(LOOK_EVERY)
 
+    def rests_for(self, node: str) -> float:
+        """About how long a node in quarantine still does not vote; its agent knows it exactly."""
+        since = self._resting_since.get(node)
+        if since is None:
+            return 0.0
+        return max(0.0, since + self.world.membership.quarantine - now())
+
     def _node_changed(self, after: Look) -> None:
+        if after.state == "quarantine":
+            self._resting_since[after.node] = now()
+        else:
+            self._resting_since.pop(after.node, None)
         lease, rest = self.world.lease, self.world.membership.quarantine
         sentence = {
             "quarantine": f"node {after.node} restarted empty: it will not vote for {rest:.1f} s,"

@@ -9,18 +9,30 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 from leasekeeper.demo.engine import Demo, Event, Feed
 from leasekeeper.demo.processes import guarded_home
 from leasekeeper.demo.world import world
+from leasekeeper.lease import ConfigurationError
 
 NODES = 5
 WITHOUT_HANDS = 30.0
 """Seconds that a run takes if nobody is there to end it."""
 
 
-def printer(*, as_json: bool, stop: Callable[[], None]) -> Callable[[Event], None]:
+@dataclass(frozen=True)
+class View:
+    """Who shows a run: told each event, and running beside it."""
+
+    tell: Callable[[Event], None]
+    run: Callable[[Demo], Awaitable[None]]
+    has_hands: bool
+    """Somebody can press keys or buttons: it breaks nothing and ends never by itself."""
+
+
+def _print_view(stop: Callable[[], None], *, as_json: bool) -> View:
     """One line an event. A reader that went away, or a closed terminal, ends the demo."""
 
     def tell(event: Event) -> None:
@@ -30,7 +42,24 @@ def printer(*, as_json: bool, stop: Callable[[], None]) -> Callable[[Event], Non
         except OSError:
             stop()
 
-    return tell
+    async def nothing(_: Demo) -> None:
+        await asyncio.Event().wait()
+
+    return View(tell, nothing, has_hands=False)
+
+
+def _view(options: argparse.Namespace, stop: Callable[[], None]) -> View:
+    on_a_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    if options.json or not on_a_terminal:
+        return _print_view(stop, as_json=options.json)
+    try:
+        from leasekeeper.demo.terminal import Terminal
+    except ImportError as missing:
+        raise ConfigurationError(
+            f"the live view needs {missing.name}: pip install 'leasekeeper[demo]', or add --json"
+        ) from None
+    terminal = Terminal(stop)
+    return View(terminal.tell, terminal.run, has_hands=True)
 
 
 async def _run(options: argparse.Namespace) -> int:
@@ -38,28 +67,38 @@ async def _run(options: argparse.Namespace) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, stop.set)
-    tell = printer(as_json=options.json, stop=stop.set)
-    feed = Feed()
+    view, feed = _view(options, stop.set), Feed()
+    settings = {"nodes": NODES, "candidates": options.candidates, "lease": options.lease}
     with guarded_home() as home:
-        async with world(
-            home,
-            nodes=NODES,
-            candidates=options.candidates,
-            lease=options.lease,
-            on_vote=feed.add,
-        ) as running:
-            chaos = True if options.chaos is None else options.chaos
-            demo = Demo(running, feed, seed=options.seed, chaos=chaos, tell=tell)
+        async with world(home, **settings, on_vote=feed.add) as running:
+            chaos = not view.has_hands if options.chaos is None else options.chaos
+            demo = Demo(running, feed, seed=options.seed, chaos=chaos, tell=view.tell)
             demo.say(
                 "started",
                 f"{NODES} nodes and {options.candidates} candidates in {home};"
                 f" look at {running.candidates[0].leader_file}",
                 home=str(home),
             )
-            await demo.run(options.seconds or WITHOUT_HANDS, stop)
+            seconds = options.seconds or (None if view.has_hands else WITHOUT_HANDS)
+            await _together(demo.run(seconds, stop), view.run(demo))
     with contextlib.suppress(OSError):
         print(json.dumps(demo.summary()), flush=True)
     return 1 if demo.wrong else 0
+
+
+async def _together(run: Awaitable[None], show: Awaitable[None]) -> None:
+    """Until the run is over; a view that fails ends it, too."""
+    both = [asyncio.ensure_future(run), asyncio.ensure_future(show)]
+    try:
+        done, _ = await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+        if both[1] in done:
+            await both[0]
+    finally:
+        for task in both:
+            task.cancel()
+        await asyncio.gather(*both, return_exceptions=True)
 
 
 def main(options: argparse.Namespace) -> int:
