@@ -1,1 +1,1 @@
-"""Kubernetes in the lock library: the small API client that the Lease store and the sidecar use."""
+"""Kubernetes in the lock library: the Lease store, and the small API client that it needs."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import secrets
+import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 import pytest
 from ensemble import Ensemble
+from kube_lease import administrator, control_plane
 
 from leasekeeper.clock import SystemClock
+from leasekeeper.kubernetes.store import KubernetesStore
 from leasekeeper.lease import Candidate, LeaseStore, Timings
 from leasekeeper.redlock.store import RedlockStore
 
@@ -51,7 +54,30 @@ def redlock() -> Iterator[Backend]:
         yield Backend(prepare, make)
 
 
-STORES: dict[str, Callable[[], AbstractContextManager[Backend]]] = {"redlock": redlock}
+@contextmanager
+def kubernetes() -> Iterator[Backend]:
+    with control_plane() as plane:
+        kubectl = (str(plane.kubectl), "--kubeconfig", str(plane.kubeconfig))
+        subprocess.run([*kubectl, "create", "namespace", "shop"], check=True, timeout=60)
+
+        def make(lock: str, name: str) -> LeaseStore:
+            namespace, _, lease = lock.partition("/")
+            return KubernetesStore(
+                api=administrator(plane),
+                namespace=namespace,
+                name=lease,
+                candidate=Candidate(name, "uid", secrets.token_hex(4)),
+                timings=TIMINGS,
+                clock=SystemClock(),
+            )
+
+        yield Backend(lambda lock: None, make)
+
+
+STORES: dict[str, Callable[[], AbstractContextManager[Backend]]] = {
+    "redlock": redlock,
+    "kubernetes": kubernetes,
+}
 
 
 @pytest.fixture(scope="module", params=STORES)

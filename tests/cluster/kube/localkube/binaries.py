@@ -54,19 +54,18 @@ def kubernetes(pins: Pins, progress: Progress) -> Path:
     package = "k8s.io/component-base/version"
     stamps = {"gitVersion": version, "gitMajor": major, "gitMinor": minor}
     flags = [f"-X {package}.{name}={value}" for name, value in stamps.items()]
-    return _module(f"kubernetes {version}", KUBERNETES, flags, pins, progress)
+    return module(f"kubernetes {version}", KUBERNETES, flags, pins, progress)
 
 
 def coredns(pins: Pins, progress: Progress) -> Path:
     version = module_version(COREDNS / "go.mod", "github.com/coredns/coredns")
-    return _module(f"coredns {version}", COREDNS, [], pins, progress)
+    return module(f"coredns {version}", COREDNS, [], pins, progress)
 
 
-def _module(
-    label: str, source: Path, stamps: Sequence[str], pins: Pins, progress: Progress
-) -> Path:
-    """Builds every main package of a module. The compiler's own version is no part of the key:
-    a patch release of Go on the machine is no reason to compile Kubernetes for ten minutes."""
+def module(label: str, source: Path, stamps: Sequence[str], pins: Pins, progress: Progress) -> Path:
+    """Builds every main package of a module; returns the folder with its programs. The compiler's
+    own version is no part of the key: a patch release of Go on the machine is no reason to compile
+    Kubernetes for ten minutes."""
     name = label.split()[0]
     flags = ["-trimpath", "-buildvcs=false", "-mod=readonly", f"-ldflags=-s -w {' '.join(stamps)}"]
     files = [file for file in source.rglob("*") if file.is_file()]
@@ -87,7 +86,7 @@ def _compile(
     label: str, source: Path, flags: list[str], folder: Path, pins: Pins, progress: Progress
 ) -> None:
     go = toolchain.go(pins, progress)
-    progress.say(f"building {label} (cold: Kubernetes 6 to 12 minutes, CoreDNS 1 to 2)")
+    progress.say(f"building {label} (cold: Kubernetes 6 to 12 minutes, others 1 to 3)")
     # GOTOOLCHAIN=local: nothing is fetched that go.sum does not know.
     # GOROOT is emptied because a caller's would point at another toolchain than the one chosen.
     env = environment(CGO_ENABLED="0", GOFLAGS="", GOTOOLCHAIN="local", GOROOT="", GOWORK="off")
