@@ -82,6 +82,10 @@ cluster-down: ## end that cluster, whatever state it is in
 cluster-env: ## prints what a shell evaluates to have kubectl and helm for it
 	@$(KUBE) env
 
+.PHONY: cluster-test
+cluster-test: $(VENV)/made ## every scenario on that cluster; writes build/cluster-test/report.html
+	@LEASEKEEPER_LONG=1 $(RUN)/python tests/suites.py cluster
+
 .PHONY: clean
 clean: ## remove what was made in the checkout
 	rm -rf $(VENV) .venv-demo .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist

@@ -25,7 +25,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
-from leasekeeper.demo.history import History, now, read
+from leasekeeper.demo.history import History, Reading, now, read
 
 VOLUME = "volumes/kubernetes.io~empty-dir/leasekeeper-leader/leader"
 
@@ -66,11 +66,17 @@ def watch(roots: list[str], out: Path) -> None:
 
         say("watching", roots=roots)
         told: set[str] = set()
+        leading: dict[tuple[str, str, int], Reading] = {}
         while not stopped:
             readings = [r for pod, file in files.items() if (r := read(file, pod, boot))]
             for reading in readings:
-                if (new := history.see(reading)) is not None:
-                    say("leads", lock=new.lock, holder=new.holder, token=new.token, pod=new.pod)
+                history.see(reading)
+            present = {(r.lock, r.pod, r.token): r for r in readings}
+            for key in leading.keys() - present.keys():
+                say("ends", **_who(leading[key]), last=round(leading[key].ended, 4))
+            for key in present.keys() - leading.keys():
+                say("leads", **_who(present[key]))
+            leading = present
             for text in history.wrong:
                 if text not in told:
                     say("wrong", text=text)
@@ -86,12 +92,18 @@ def watch(roots: list[str], out: Path) -> None:
         say("summary", sweeps=sweeps, longestGap=round(longest, 4), wrong=history.wrong)
 
 
+def _who(seen: Reading) -> dict[str, object]:
+    return {"lock": seen.lock, "holder": seen.holder, "token": seen.token, "pod": seen.pod}
+
+
 class Watcher:
     """The watcher as a process of its own, for tests."""
 
     def __init__(self, roots: list[str], out: Path) -> None:
         self.roots, self.out = roots, out
         self._child: subprocess.Popen[bytes] | None = None
+        self._events: list[dict[str, Any]] = []
+        self._read = 0
 
     def __enter__(self) -> Watcher:
         argv = [sys.executable, __file__, "--out", str(self.out), *self.roots]
@@ -114,14 +126,18 @@ class Watcher:
             self._child.wait(10)
 
     def events(self) -> list[dict[str, Any]]:
-        if not self.out.exists():
-            return []
-        text = self.out.read_text()
-        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+        """All of them; a look reads only what is new."""
+        if self.out.exists():
+            with self.out.open("rb") as log:
+                log.seek(self._read)
+                whole, line_feed, _ = log.read().rpartition(b"\n")
+            self._read += len(whole + line_feed)
+            self._events += [json.loads(line) for line in whole.splitlines()]
+        return self._events
 
     def wrong(self) -> list[str]:
         """What would fail the run; a watcher that has died has seen nothing."""
-        if self._child is None or self._child.returncode not in (None, 0):
+        if self._child is None or self._child.poll() not in (None, 0):
             return ["the watcher died"]
         return [event["text"] for event in self.events() if event["event"] == "wrong"]
 

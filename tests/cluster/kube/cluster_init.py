@@ -39,6 +39,7 @@ class Init:
         self._begun = time.monotonic()
         self._api = Api(cluster.pki, CONTROL_PLANE_IP, API_PORT)
         self._components: dict[int, tuple[str, subprocess.Popen[bytes]]] = {}
+        self._known: dict[str, Component] = {}
         self._jobs: dict[int, tuple[str, subprocess.Popen[bytes]]] = {}
 
     def boot(self) -> None:
@@ -100,6 +101,7 @@ class Init:
     def _start(self, component: Component) -> None:
         child = self._spawn(component.name, component.argv)
         self._components[child.pid] = (component.name, child)
+        self._known[component.name] = component
         (self._cluster.pids / component.name).write_text(f"{child.pid}\n")
 
     def _job(self, name: str, argv: Sequence[str]) -> None:
@@ -148,12 +150,15 @@ class Init:
 
     def watch(self) -> None:
         """For ever. A component that ends from now on is a line in the init's log and no more:
-        tests end them on purpose."""
+        tests end them on purpose, and ask for them again by a file in the folder `start`."""
         while True:
             try:
-                self._reap(0)
+                self._reap(os.WNOHANG)
             except Failed as ended:
                 print(f"{time.strftime('%H:%M:%S')} {ended}", flush=True)
+            for name in set(os.listdir(self._cluster.start)) & set(self._known):
+                self._start(self._known[name])
+                (self._cluster.start / name).unlink()
             time.sleep(0.1)
 
 

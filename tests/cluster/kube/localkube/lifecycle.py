@@ -82,7 +82,8 @@ def up(cluster: Cluster, programs: Binaries, images: Sequence[Image], progress: 
 
 
 def _prepare(cluster: Cluster, programs: Binaries, images: Sequence[Image]) -> None:
-    for folder in (cluster.logs, cluster.pids, cluster.programs, cluster.images, cluster.wrappers):
+    folders = (cluster.logs, cluster.pids, cluster.start)
+    for folder in (*folders, cluster.programs, cluster.images, cluster.wrappers):
         folder.mkdir(parents=True)
     for name in KUBERNETES_PROGRAMS:
         _link((programs.kubernetes / name).resolve(), cluster.programs / name)

@@ -107,6 +107,11 @@ class Cluster:
         return self.folder / "pid"
 
     @property
+    def start(self) -> Path:
+        """An empty file here, with a component's name, makes the init start it once more."""
+        return self.folder / "start"
+
+    @property
     def programs(self) -> Path:
         """The binaries, linked from the cache so that a pruned cache does not break a cluster."""
         return self.folder / "libexec"

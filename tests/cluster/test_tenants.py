@@ -1,0 +1,184 @@
+"""8. Tenants: restricted pods, policies that select what they should, no foreign hands."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.cluster.client import Client
+from tests.cluster.installation import SYSTEM, Installation
+from tests.cluster.recorder import Recorder
+from tests.cluster.workload import RESTRICTED, Workload, example, make_namespace
+
+NEIGHBOUR = "neighbour"
+
+# Runs in the neighbour's own pod, with everything that it was given: stdin is no terminal there, so
+# the commands come as an argument. Prints a line for each answer.
+SPEAK = """
+import json, socket, sys
+commands = json.loads(sys.argv[1])
+given = json.load(open("/etc/leasekeeper/lock.json"))["redlock"]
+node = given["membership"]["nodes"][0]
+with socket.create_connection((node["host"], node["port"]), timeout=10) as link:
+    answers = link.makefile("rb")
+    for command in commands:
+        words = [{"USER": given["username"], "PASSWORD": given["password"]}.get(w, w)
+                 for w in command]
+        said = b"*%d\\r\\n" % len(words)
+        said += b"".join(b"$%d\\r\\n%b\\r\\n" % (len(w.encode()), w.encode()) for w in words)
+        link.sendall(said)
+        line = answers.readline().decode().strip()
+        print(line)
+        if line.startswith("*") and line != "*0":
+            break
+"""
+
+
+@pytest.fixture(scope="module")
+def neighbour(client: Client, installation: Installation) -> str:
+    """A pod of another tenant, with a lock of the same name in its own namespace."""
+    make_namespace(client, NEIGHBOUR)
+    lock, deployment = example()
+    deployment["spec"]["replicas"] = 1
+    client.apply(NEIGHBOUR, lock, deployment)
+    rollout = ("rollout", "status", "deployment/orders", "--timeout=120s")
+    client.kubectl("-n", NEIGHBOUR, *rollout, seconds=150)
+    (pod,) = client.items(NEIGHBOUR, "pods", "-l", "app=orders")
+    return str(pod["metadata"]["name"])
+
+
+def speak(client: Client, pod: str, *commands: list[str]) -> list[str]:
+    program = ("python3.13", "-c", SPEAK, json.dumps(commands))
+    said = client.kubectl("-n", NEIGHBOUR, "exec", pod, "-c", "leasekeeper", "--", *program)
+    return said.splitlines()
+
+
+AUTH = ["AUTH", "USER", "PASSWORD"]
+
+
+FOREIGN = (
+    ["HGETALL", "lk:lock:tenants/orders"],
+    ["DEL", "lk:lock:tenants/orders"],
+    ["FCALL", "lk1_observe", "1", "lk:lock:tenants/orders"],
+    ["FCALL", "lk1_release", "1", "lk:lock:tenants/orders", "x", "1"],
+    ["SUBSCRIBE", "lk:freed:tenants/orders/x"],
+    ["HSET", "lk:node", "open", "0"],
+    ["KEYS", "*"],
+    ["ACL", "LIST"],
+    ["CONFIG", "GET", "*"],
+    ["FUNCTION", "LIST"],
+    ["FLUSHALL"],
+)
+
+
+def test_a_pod_of_another_tenant_cannot_touch_the_lock(
+    client: Client, shop: Workload, neighbour: str, recorder: Recorder
+) -> None:
+    leader = shop.settle()
+    hello, *answers = speak(client, neighbour, AUTH, *FOREIGN)
+    assert hello == "+OK"
+    for command, said in zip(FOREIGN, answers, strict=True):
+        recorder.sentence(f"another tenant's pod says {' '.join(command)}", said)
+        assert said.startswith("-NOPERM"), said
+    assert shop.leads_still(leader)
+
+
+def test_it_can_touch_its_own(client: Client, neighbour: str) -> None:
+    """The control: the refusals above are not those of a password that is wrong anyway."""
+    said = speak(
+        client, neighbour, AUTH, ["FCALL", "lk1_observe", "1", f"lk:lock:{NEIGHBOUR}/orders"]
+    )
+    assert said[1].startswith(("*", "%"))
+
+
+def test_without_a_password_nobody_is_heard(
+    client: Client, neighbour: str, installation: Installation
+) -> None:
+    said = speak(client, neighbour, ["HGETALL", "lk:lock:tenants/orders"], ["AUTH", "default", ""])
+    assert said[0].startswith("-NOAUTH")
+    assert said[1].startswith("-WRONGPASS")
+
+
+def test_its_service_account_has_no_rights_in_the_locks_namespace(
+    client: Client, shop: Workload, neighbour: str
+) -> None:
+    account = f"--as=system:serviceaccount:{NEIGHBOUR}:default"
+    for asked in ("patch distributedlocks/status", "get secrets", "get distributedlocks"):
+        verb, what = asked.split()
+        question = ("auth", "can-i", verb, what, account, "-n", shop.namespace)
+        assert client.run("kubectl", *question).stdout.strip() == "no"
+
+
+def test_a_forged_holder_is_refused(client: Client, shop: Workload, recorder: Recorder) -> None:
+    """By another pod of the same workload, with the token that its containers have."""
+    leader = shop.settle()
+    before = shop.status()
+    names = [pod["metadata"]["name"] for pod in shop.pods()]
+    forger, victim = [name for name in names if name != leader.holder]
+    bound = ("--bound-object-kind", "Pod", "--bound-object-name", forger)
+    bearer = client.kubectl("-n", shop.namespace, "create", "token", "default", *bound).strip()
+    forged = {"holder": victim, "token": leader.token + 1}
+    said = client.patch_status(bearer, shop.namespace, "orders", **forged)
+    recorder.sentence("a pod writes another pod's name into the status", said)
+    assert f"only the pod {victim} itself may write this" in said
+    assert f"of the pod {forger}" in said
+    assert shop.status()["holder"] == before["holder"]
+
+
+def test_restricted_pod_security_is_enforced_where_our_pods_run(
+    client: Client, shop: Workload, installation: Installation
+) -> None:
+    """And it is enforced indeed: a pod that does not meet it is refused."""
+    for name in (SYSTEM, shop.namespace):
+        labels = client.get("default", "namespace", name)["metadata"]["labels"]
+        assert RESTRICTED.items() <= labels.items()
+        assert client.items(name, "pods")
+    command = ("run", "loose", "--image=localhost/app:1", "--restart=Never")
+    refused = client.run("kubectl", "-n", shop.namespace, *command)
+    assert refused.returncode != 0
+    assert 'violates PodSecurity "restricted' in refused.stderr
+
+
+def selected(client: Client, namespace: str, selector: dict[str, Any]) -> set[str]:
+    """The pods that a policy's selector means, by the API server's own reading of it."""
+    parts = [f"{key}={value}" for key, value in selector.get("matchLabels", {}).items()]
+    for expression in selector.get("matchExpressions", []):
+        key, operator = expression["key"], expression["operator"]
+        values = ",".join(expression.get("values", []))
+        parts.append({"Exists": key, "In": f"{key} in ({values})"}[operator])
+    labels = ("-l", ",".join(parts)) if parts else ()
+    return {pod["metadata"]["name"] for pod in client.items(namespace, "pods", *labels)}
+
+
+def test_network_policies_select_what_they_should(
+    client: Client, shop: Workload, installation: Installation
+) -> None:
+    """Enforcement is the CNI's, and the one here has none: the objects are what can be tested."""
+    policy = client.get(SYSTEM, "networkpolicy", "default")["spec"]
+    nodes = {pod["metadata"]["name"] for pod in installation.nodes()}
+    assert selected(client, SYSTEM, policy["podSelector"]) == nodes
+    assert sorted(policy["policyTypes"]) == ["Egress", "Ingress"]
+    (servers,) = [rule for rule in policy["ingress"] if "from" in rule]
+    assert [port["port"] for port in servers["ports"]] == [6379]
+
+    candidates = {pod["metadata"]["name"] for pod in shop.pods()}
+    bystander = _bystander(client, shop)
+    allowed = set()
+    for peer in servers["from"]:
+        if "podSelector" in peer and "namespaceSelector" in peer:
+            allowed |= selected(client, shop.namespace, peer["podSelector"])
+    assert candidates <= allowed
+    assert bystander not in allowed
+
+
+def _bystander(client: Client, shop: Workload) -> str:
+    """A pod of the same namespace that asks for no lock."""
+    _, deployment = example()
+    template = deployment["spec"]["template"]
+    del template["metadata"]["annotations"]
+    template["metadata"]["labels"] = {"app": "bystander"}
+    template["metadata"]["name"] = "bystander"
+    client.apply(shop.namespace, {"apiVersion": "v1", "kind": "Pod", **template})
+    return "bystander"

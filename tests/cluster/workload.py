@@ -1,0 +1,167 @@
+"""A lock and the pods that want it, as a user declares them, and who of them leads."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import Any
+
+from tests.cluster.client import Client, condition, load, until
+from tests.cluster.recorder import Recorder
+from tests.cluster.watcher import Watcher
+
+# As short as the CRDs allow with whole seconds.
+TIMINGS = {"leaseDurationSeconds": 4, "renewDeadlineSeconds": 3, "retryPeriodSeconds": 1}
+LEASE, DEADLINE = TIMINGS["leaseDurationSeconds"], TIMINGS["renewDeadlineSeconds"]
+
+PATIENCE = 180.0
+"""For whatever takes a second on an idle machine. Nothing is concluded from a wait, except that it
+was in vain."""
+
+RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
+
+
+@dataclass(frozen=True)
+class Tenure:
+    """As the watcher saw it; times on the boot clock."""
+
+    holder: str
+    pod: str
+    token: int
+    began: float
+    ended: float | None
+
+
+@dataclass(frozen=True)
+class HandOver:
+    old: Tenure
+    new: Tenure
+    after: float
+    """From the fault to the new leader's first sight, in seconds."""
+    gap: float
+    """How long nobody led, from the last sight of the old leader: not less than it was."""
+
+
+def example() -> tuple[dict[str, Any], dict[str, Any]]:
+    """The lock and the Deployment of examples/, with short timings and an image that is here."""
+    from tests.cluster.conftest import REPOSITORY
+
+    lock, deployment = load(REPOSITORY / "examples" / "deployment.yaml")
+    lock["spec"] = dict(TIMINGS)
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    container["image"] = "localhost/app:1"
+    return lock, deployment
+
+
+class Workload:
+    """examples/deployment.yaml in a namespace of its own."""
+
+    def __init__(
+        self, client: Client, watcher: Watcher, recorder: Recorder, namespace: str
+    ) -> None:
+        self.client, self._watcher, self._recorder = client, watcher, recorder
+        self.namespace = namespace
+        self.lock = f"{namespace}/orders"
+
+    def declare(self) -> None:
+        make_namespace(self.client, self.namespace)
+        lock, deployment = example()
+        self.client.apply(self.namespace, lock)
+        self.wait("dlock/orders", "condition=Ready")
+        self.client.apply(self.namespace, deployment)
+        self.settle()
+
+    def wait(self, what: str, condition: str) -> None:
+        arguments = ("wait", what, f"--for={condition}", f"--timeout={PATIENCE:.0f}s")
+        self.client.kubectl("-n", self.namespace, *arguments, seconds=PATIENCE + 30)
+
+    def settle(self) -> Tenure:
+        """All pods are there and ready, and one of them leads."""
+        arguments = ("rollout", "status", "deployment/orders", f"--timeout={PATIENCE:.0f}s")
+        self.client.kubectl("-n", self.namespace, *arguments, seconds=PATIENCE + 30)
+        return until("a pod that stays leads", self._steady, seconds=PATIENCE)
+
+    def _steady(self) -> Tenure | None:
+        names = {pod["metadata"]["name"] for pod in self.pods()}
+        leader = self.leader()
+        return leader if leader is not None and leader.holder in names else None
+
+    def pods(self) -> list[dict[str, Any]]:
+        """Those that are not on their way out."""
+        found = self.client.items(self.namespace, "pods", "-l", "app=orders")
+        return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
+
+    def pod(self, name: str) -> dict[str, Any]:
+        return self.client.get(self.namespace, "pod", name)
+
+    def ready(self) -> bool:
+        return all(condition(pod, "Ready") == "True" for pod in self.pods())
+
+    def status(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.client.get(self.namespace, "dlock", "orders").get("status", {})
+        return found
+
+    def mirrored(self, leader: Tenure) -> bool:
+        shown = self.status()
+        return (shown.get("holder"), shown.get("token")) == (leader.holder, leader.token)
+
+    def tenures(self) -> list[Tenure]:
+        """In the order in which they began."""
+        found: dict[tuple[str, int], Tenure] = {}
+        for event in self._watcher.events():
+            if event.get("lock") != self.lock or event["event"] not in ("leads", "ends"):
+                continue
+            key = (event["pod"], event["token"])
+            ended = event["last"] if event["event"] == "ends" else None
+            known = found.get(key)
+            began = known.began if known else event["at"]
+            found[key] = Tenure(event["holder"], event["pod"], event["token"], began, ended)
+        return list(found.values())
+
+    def latest(self) -> Tenure | None:
+        return max(self.tenures(), key=lambda one: one.began, default=None)
+
+    def leader(self) -> Tenure | None:
+        """Who leads now, by the reader's rule."""
+        latest = self.latest()
+        return latest if latest is not None and latest.ended is None else None
+
+    def leads_still(self, before: Tenure) -> bool:
+        """The same tenure, without a gap."""
+        return self.leader() == before
+
+    def next_leader(self, old: Tenure, since: float, cause: str, seconds: float = 60) -> HandOver:
+        """Waits for the tenure after `old`. `since`: when the fault was."""
+
+        def successor() -> Tenure | None:
+            latest = self.latest()
+            return latest if latest is not None and latest.token != old.token else None
+
+        new = until("another tenure begins", successor, seconds=seconds, every=0.02)
+        assert new.token > old.token, f"{new} after {old}"
+        # The watcher tells the end of one and the beginning of the other in one sweep.
+        old = next(tenure for tenure in self.tenures() if tenure.token == old.token)
+        assert old.ended is not None, f"{old} still leads beside {new}"
+        after = new.began - since
+        gap = min(max(0.0, new.began - old.ended), after)  # before the fault, nothing was amiss
+        done = HandOver(old, new, after, gap)
+        self._recorder.hand_over(
+            cause, after=done.after, gap=done.gap, old=old.holder, new=new.holder, token=new.token
+        )
+        return done
+
+    def is_leader(self, pod: str) -> int | None:
+        """As the app itself asks."""
+        return self.client.is_leader(self.namespace, pod)
+
+    def remove(self) -> None:
+        with contextlib.suppress(AssertionError):
+            self.client.kubectl(
+                "delete", "namespace", self.namespace, "--ignore-not-found", "--wait=false"
+            )
+
+
+def make_namespace(client: Client, name: str) -> None:
+    """With the restricted Pod Security Standard enforced, as all namespaces of these tests."""
+    metadata = {"name": name, "labels": RESTRICTED}
+    client.apply("default", {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
