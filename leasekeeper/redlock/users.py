@@ -67,7 +67,10 @@ def operator_rules(password_digest: str) -> list[str]:
         "~lk:*",
         "resetchannels",
         *_CONNECTION,
-        *(f"+fcall|lk1_{name}" for name in ("birth", "state", "forget", "observe", "request")),
+        *(
+            f"+fcall|lk1_{name}"
+            for name in ("birth", "state", "entries", "forget", "observe", "request")
+        ),
         *(
             "+hmget",
             "+hget",

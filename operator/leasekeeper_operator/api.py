@@ -54,6 +54,8 @@ SERVICE = Kind("v1", "Service", "services")
 STATEFUL_SET = Kind("apps/v1", "StatefulSet", "statefulsets")
 DISRUPTION_BUDGET = Kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets")
 NETWORK_POLICY = Kind("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies")
+POD = Kind("v1", "Pod", "pods")
+EVENT = Kind("v1", "Event", "events")
 ROLE = Kind("rbac.authorization.k8s.io/v1", "Role", "roles")
 ROLE_BINDING = Kind("rbac.authorization.k8s.io/v1", "RoleBinding", "rolebindings")
 WEBHOOK_CONFIGURATION = Kind(
@@ -72,6 +74,8 @@ KINDS = {
         STATEFUL_SET,
         DISRUPTION_BUDGET,
         NETWORK_POLICY,
+        POD,
+        EVENT,
         ROLE,
         ROLE_BINDING,
         WEBHOOK_CONFIGURATION,
@@ -133,8 +137,8 @@ class Api:
         """From a cache of the API server (resourceVersion 0 is not asked for: it may be stale)."""
         query = {"labelSelector": labels} if labels else {}
         answer = await self._request("GET", kind.path(namespace), query)
-        items: list[Object] = answer["items"]
-        return items
+        # The items of a list do not say what they are.
+        return [{"apiVersion": kind.api_version, "kind": kind.name, **i} for i in answer["items"]]
 
     async def create(self, obj: Object) -> Object:
         """Conflict, if there is one already."""
@@ -179,6 +183,23 @@ class Api:
         body = {"preconditions": {"uid": metadata["uid"]}}
         try:
             await self._request("DELETE", path, {}, body)
+        except ApiError as error:
+            if error.status not in (404, 409):
+                raise
+
+    async def evict(self, pod: Object) -> None:
+        """Asks for this very pod to go. The API server refuses (429) what a disruption budget does
+        not allow. Does nothing if it is gone."""
+        metadata = pod["metadata"]
+        path = POD.path(metadata["namespace"], metadata["name"], "eviction")
+        body = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"name": metadata["name"], "namespace": metadata["namespace"]},
+            "deleteOptions": {"preconditions": {"uid": metadata["uid"]}},
+        }
+        try:
+            await self._request("POST", path, {}, body)
         except ApiError as error:
             if error.status not in (404, 409):
                 raise

@@ -1,38 +1,32 @@
 """Brings the nodes of a LockEnsemble into being, lets them be born, and says how they are.
 
-    objects ──▶ look at the nodes ──▶ birth: record first, then the nodes ──▶ users ──▶ status
-       └ when the spec or one of them changed     └ compare-and-swap by resourceVersion
+    objects ──▶ look at the nodes ──▶ birth (births.py) ──▶ users ──▶ roll (rolling.py) ──▶ status
+       └ when the spec or one of them changed
 
 Every step can be repeated, and a crash between any two of them is only a later look.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from leasekeeper.redlock.registry import (
-    FRESH,
-    NodeView,
-    Record,
-    birth_arguments,
-    decide_birth,
-)
 from leasekeeper_operator import names
-from leasekeeper_operator.api import ENSEMBLE, SECRET, Api, Object
+from leasekeeper_operator.api import ENSEMBLE, POD, SECRET, STATEFUL_SET, Api, ApiError, Object
 from leasekeeper_operator.apply import Applier, stamped
+from leasekeeper_operator.births import Births, record_of
+from leasekeeper_operator.events import Happening, node_happenings, tell
+from leasekeeper_operator.holders import holders, needing
 from leasekeeper_operator.lock_users import LockUsers
 from leasekeeper_operator.manifests.common import text_of
 from leasekeeper_operator.manifests.ensemble import credentials_secret, ensemble_objects
 from leasekeeper_operator.model import Ensemble, Key, lock_key
 from leasekeeper_operator.nodes import (
     OPEN,
-    NodeError,
     Nodes,
     Passwords,
     Resolve,
@@ -41,8 +35,10 @@ from leasekeeper_operator.nodes import (
     without_ghosts,
 )
 from leasekeeper_operator.queue import Queue
+from leasekeeper_operator.rolling import REFUSED, UPDATED, Roll, decide, node_pod
 from leasekeeper_operator.settings import Settings
 from leasekeeper_operator.status import (
+    Condition,
     changed,
     ensemble_conditions,
     merge_conditions,
@@ -57,9 +53,6 @@ WAIT_SECONDS = 120.0
 """After so long without a change nobody is waiting any more, and the slow look will do. Longer than
 the pull of an image, and than the quarantine of the default ensemble."""
 RESYNC_SECONDS = 300.0  # for what no watch reports: budget and policy edited by hand
-BIRTH_PATIENCE_SECONDS = 30.0
-"""How long all nodes are waited for before a quorum of them is born alone. The rest then recovers
-from it, which takes a quarantine; so it should be longer than a usual pull of the images."""
 
 
 @dataclass(slots=True)
@@ -70,7 +63,10 @@ class _State:
     """Generation and time at which all objects were last brought to the spec."""
     passwords: Passwords | None = None
     nodes: Nodes | None = None
-    no_quorum_since: float | None = None
+    problem: str = ""
+    """What the API server said of an object that it refused; the others were brought."""
+    roll: Roll | None = None
+    """The last decision; none or not done: pods are looked at again."""
     generation: int = 0
     """Of the spec that the locks were last told of."""
     opened: tuple[str, ...] | None = None
@@ -97,6 +93,7 @@ class EnsembleReconciler:
         self._resolve = resolve
         self._now = now
         self._users = LockUsers(api, applier, settings.default_place, now=now)
+        self._births = Births(api, self._users, now)
         self._states: dict[Key, _State] = {}
 
     def objects_changed(self, key: Key) -> None:
@@ -120,10 +117,11 @@ class EnsembleReconciler:
         await self._bring_objects(ensemble, state)
         nodes = await self._nodes(ensemble, state)
         sights = await nodes.look()
-        obj = await self._birth(ensemble, state, obj, nodes, sights)
-        sights = without_ghosts(_record(obj), sights)
+        obj = await self._births.bring(ensemble, obj, nodes, sights)
+        sights = without_ghosts(record_of(obj), sights)
         await self._users.sync(ensemble, nodes, sights)
-        await self._write_status(ensemble, obj, sights)
+        await self._roll(ensemble, state, obj, sights)
+        await self._write_status(ensemble, state, obj, sights)
         if state.generation != ensemble.generation:
             # Which locks it serves may have changed.
             state.generation = ensemble.generation
@@ -140,7 +138,8 @@ class EnsembleReconciler:
         now, statuses = self._now(), node_statuses(sights)
         if state.seen is None or state.seen[0] != statuses:
             state.seen = (statuses, now)
-        waiting = any(sight.state != OPEN for sight in sights.values())
+        rolling = state.roll is not None and not state.roll.done
+        waiting = rolling or any(sight.state != OPEN for sight in sights.values())
         fresh = now - state.seen[1] < WAIT_SECONDS
         return LOOK_SECONDS_UNTIL_OPEN if waiting and fresh else LOOK_SECONDS
 
@@ -150,6 +149,7 @@ class EnsembleReconciler:
 
     async def _drop(self, key: Key) -> None:
         self._users.drop(key)
+        self._births.drop(key)
         state = self._states.pop(key, None)
         if state is not None and state.nodes is not None:
             await state.nodes.close()
@@ -161,27 +161,46 @@ class EnsembleReconciler:
             if generation == ensemble.generation and now - when < RESYNC_SECONDS:
                 return
         # Set before the work: an event that comes meanwhile takes it away again.
-        state.settled = (ensemble.generation, now)
+        state.settled, state.roll = (ensemble.generation, now), None
         try:
-            state.passwords = await self._passwords(ensemble)
-            for obj in ensemble_objects(
+            state.passwords = await self._passwords(ensemble, state.passwords)
+            wanted = ensemble_objects(
                 ensemble,
                 state.passwords,
                 operator_namespace=self._settings.namespace,
                 agent_image=self._settings.sidecar_image,
                 pull_policy=self._settings.sidecar_pull_policy,
-            ):
-                await self._applier.bring(obj)
+            )
+            refusals = [await self._bring_object(obj) for obj in wanted]
         except BaseException:
             state.settled = None
             raise
+        if problem := next(filter(None, refusals), ""):
+            state.settled = None  # what is refused today may be allowed tomorrow: by a quota, say
+            if problem != state.problem:
+                log.warning('object-refused ensemble=%s error="%s"', ensemble.key, problem)
+        state.problem = problem
 
-    async def _passwords(self, ensemble: Ensemble) -> Passwords:
+    async def _bring_object(self, obj: Object) -> str:
+        """What the API server objects to. A change that it refuses must not keep the operator from
+        births, users and the status: the election goes on with what is there."""
+        try:
+            await self._applier.bring(obj)
+        except ApiError as error:
+            if error.status not in (400, 403, 422, 500):  # 500: of a field of another type
+                raise
+            return f"{obj['kind']} {obj['metadata']['name']}: {error}"
+        return ""
+
+    async def _passwords(self, ensemble: Ensemble, used: Passwords | None) -> Passwords:
         """Made once. Servers that run know the old ones, so they are never made anew while there is
-        anything left of them."""
+        anything left of them: in the Secret, or if that was deleted in our own memory."""
         name = names.credentials_secret(ensemble.name)
         secret = await self._api.get(SECRET, ensemble.namespace, name)
-        known = {user: text_of(secret or {}, user) for user in ("agent", "peer", "operator")}
+        known = {
+            user: text_of(secret or {}, user) or (getattr(used, user) if used else "")
+            for user in ("agent", "peer", "operator")
+        }
         complete = Passwords(**{user: kept or _password() for user, kept in known.items()})
         desired = credentials_secret(ensemble, complete)
         if secret is None:
@@ -203,77 +222,54 @@ class EnsembleReconciler:
             state.nodes = Nodes(*wanted, resolve=self._resolve)
         return state.nodes
 
-    async def _birth(
-        self,
-        ensemble: Ensemble,
-        state: _State,
-        obj: Object,
-        nodes: Nodes,
-        sights: Mapping[str, Sight],
-    ) -> Object:
-        """The record first, and only then the nodes: a node that opened without a record could be
-        born a second time, with tokens that were handed out before."""
-        saved = obj.get("status", {}).get("registry")
-        record = Record.from_json(saved) if saved else None
-        if record is None and not await self._users.ever_published(ensemble):
-            record = FRESH  # the first birth: there is nobody who could hold a lease from before
-        new = await self._decide(ensemble, state, record, nodes, sights)
-        if new is not None:
-            status = {**obj.get("status", {}), "registry": new.to_json()}
-            obj = await self._api.replace_status({**obj, "status": status})
-            log.warning(
-                "born ensemble=%s generation=%d floor=%d nodes=%s",
-                *(ensemble.key, new.generation, new.floor, ",".join(sorted(new.lives))),
-            )
-            record = new
-        if record is not None:
-            await asyncio.gather(
-                *(
-                    self._bear(ensemble, record, nodes, sight.id)
-                    for sight in sights.values()
-                    if sight.view is not None and _unborn(record, sight.id, sight.view)
-                )
-            )
-        return obj
-
-    async def _decide(
-        self,
-        ensemble: Ensemble,
-        state: _State,
-        record: Record | None,
-        nodes: Nodes,
-        sights: Mapping[str, Sight],
-    ) -> Record | None:
-        membership, now = ensemble.membership, self._now()
-        views = {id: sight.view for id, sight in sights.items() if sight.view is not None}
-        if sum(view.open for view in views.values()) >= membership.quorum:
-            state.no_quorum_since = None
-        elif state.no_quorum_since is None:
-            state.no_quorum_since = now
-        since = state.no_quorum_since
-        waited = since is not None and now - since > BIRTH_PATIENCE_SECONDS
-        wall_ms = int(time.time() * 1000)
-        new = decide_birth(record, views, membership, wall_ms, waited=waited)
-        if new is None or record is None or record is FRESH:
-            return new
-        # A total loss: what the survivors remember is asked for only now, because it is long.
-        for id, view in views.items():
-            if view.open and id in new.lives:
-                views[id] = replace(view, highest=await nodes.highest(id))
-        return decide_birth(record, views, membership, wall_ms, waited=waited)
-
-    async def _bear(self, ensemble: Ensemble, record: Record, nodes: Nodes, node: str) -> None:
+    async def _roll(
+        self, ensemble: Ensemble, state: _State, obj: Object, sights: Mapping[str, Sight]
+    ) -> None:
+        """One step of a rolling change, if there is one to take (rolling.py)."""
+        if state.roll is not None and state.roll.done:
+            return
+        labels = f"{names.LABEL_ENSEMBLE}={ensemble.name},{names.LABEL_NODE}"
+        sets = _by_node(await self._api.find(STATEFUL_SET, ensemble.namespace, labels))
+        pods = _by_node(await self._api.find(POD, ensemble.namespace, labels))
+        quorum = ensemble.membership.quorum
+        held = holders(sights, quorum)
+        state.roll = decide(
+            [
+                node_pod(sight, sets.get(id), pods.get(id), needing(id, held, quorum))
+                for id, sight in sights.items()
+            ]
+        )
+        for node in state.roll.delete:
+            assert node.pod is not None, "only what is there is outdated"
+            await self._api.delete(node.pod)
+            log.info("node-replaced ensemble=%s node=%s memory=none", ensemble.key, node.node)
+        if (target := state.roll.evict) is None:
+            return
+        assert target.pod is not None, "only what is there is outdated"
         try:
-            await nodes.birth(node, birth_arguments(record, ensemble.membership, node))
-        except NodeError as error:
-            log.warning('birth-not-told ensemble=%s node=%s error="%s"', ensemble.key, node, error)
+            await self._api.evict(target.pod)
+        except ApiError as error:
+            if error.status != 429:
+                raise
+            log.info('eviction-refused node=%s/%s error="%s"', ensemble.key, target.node, error)
+            return
+        log.info("node-replaced ensemble=%s node=%s", ensemble.key, target.node)
+        happening = Happening("NodeReplaced", f"node {target.node}: its pod has an older template")
+        await tell(self._api, obj, [happening])
 
     async def _write_status(
-        self, ensemble: Ensemble, obj: Object, sights: Mapping[str, Sight]
+        self, ensemble: Ensemble, state: _State, obj: Object, sights: Mapping[str, Sight]
     ) -> None:
+        assert state.roll is not None, "decided before"
         old = obj.get("status", {})
-        conditions = ensemble_conditions(ensemble.membership, _record(obj), sights)
-        new = {
+        conditions = ensemble_conditions(ensemble.membership, record_of(obj), sights)
+        rolled = state.roll.condition
+        if state.problem:
+            text = f"the API server refuses it, correct the spec: {state.problem}"
+            rolled = Condition(UPDATED, False, REFUSED, text[:2000])
+        conditions.append(rolled)
+        new: Object = {
+            "updatedNodes": state.roll.updated,
             "observedGeneration": ensemble.generation,
             "openNodes": sum(sight.state == OPEN for sight in sights.values()),
             "nodes": node_statuses(sights),
@@ -283,16 +279,11 @@ class EnsembleReconciler:
         }
         if changed(old, new):
             await self._api.patch_status(obj, new)
+            await tell(self._api, obj, node_happenings(old.get("nodes", []), new["nodes"]))
 
 
-def _record(obj: Object) -> Record | None:
-    saved = obj.get("status", {}).get("registry")
-    return Record.from_json(saved) if saved else None
-
-
-def _unborn(record: Record, node: str, view: NodeView) -> bool:
-    """The record lists this very memory, and it has not been told yet."""
-    return record.lives.get(node) == view.life and view.birth < record.generation
+def _by_node(objects: list[Object]) -> dict[str, Object]:
+    return {obj["metadata"]["labels"][names.LABEL_NODE]: obj for obj in objects}
 
 
 def _password() -> str:

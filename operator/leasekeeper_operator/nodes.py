@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import redis.asyncio
@@ -34,6 +34,16 @@ LEFT_BEHIND = "delete its pod: it slept through a total loss and its votes do no
 
 
 @dataclass(frozen=True, slots=True)
+class Entry:
+    """What one node has of one lock that is held there, or of whose holder something is asked."""
+
+    owner: str
+    """The holder's id, candidate/attempt; empty: nobody."""
+    fence: int
+    request: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Sight:
     """What the operator saw of one node."""
 
@@ -42,6 +52,8 @@ class Sight:
     view: NodeView | None = None
     """None: it did not answer, or its agent has not begun with it yet."""
     message: str = ""
+    entries: Mapping[str, Entry] = field(default_factory=dict)
+    """By lock, of an open node."""
 
 
 class NodeError(Exception):
@@ -146,9 +158,25 @@ class Nodes:
             return sight_of_error(node, str(error))
         except ValueError as error:
             return Sight(node, CLOSED, None, f"it speaks another version: {error}")
-        if view.open:
+        if not view.open:
+            return Sight(node, CLOSED, view, why_closed(view))
+        try:
+            return Sight(node, OPEN, view, entries=await self._entries(node))
+        except Unreachable as error:
+            return sight_of_error(node, str(error))
+        except NodeError as error:
+            # An agent of the version before has loaded no such function: it votes all the same.
+            log.debug('entries-not-read node=%s error="%s"', node, error)
             return Sight(node, OPEN, view)
-        return Sight(node, CLOSED, view, why_closed(view))
+
+    async def _entries(self, node: str) -> dict[str, Entry]:
+        found: dict[str, Entry] = {}
+        cursor = "0"
+        while True:
+            _, cursor, *fields = await self._links[node].fcall("lk1_entries", cursor)
+            found |= parse_entries(fields[:-2])  # the last two are of the node itself
+            if cursor == "0":
+                return found
 
     async def highest(self, node: str) -> int:
         """The largest token that this node knows of. Asked after a total loss only, and as a peer:
@@ -184,6 +212,12 @@ class Nodes:
 
     async def close(self) -> None:
         await asyncio.gather(*(link.close() for link in self._links.values()))
+
+
+def parse_entries(fields: Sequence[str]) -> dict[str, Entry]:
+    """lock, owner, F, request, and so on."""
+    quadruples = zip(*(fields[i::4] for i in range(4)), strict=True)
+    return {lock: Entry(owner, int(fence), wish) for lock, owner, fence, wish in quadruples}
 
 
 def parse_user(line: str) -> tuple[str, str] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 import os
@@ -89,9 +90,23 @@ def custom(kind: str, namespace: str, name: str, spec: Object) -> Object:
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Without controllers: what is deleted is not cleaned up behind a test's back."""
+    with control_plane(tmp_path_factory.mktemp("plane")) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def managed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """With the controllers of StatefulSets, disruption budgets and garbage."""
+    with control_plane(tmp_path_factory.mktemp("managed"), controller_manager=True) as cluster:
+        yield cluster
+
+
+@contextlib.contextmanager
+def control_plane(directory: Path, controller_manager: bool = False) -> Iterator[Cluster]:
     from control_plane import ControlPlane
 
-    with ControlPlane(tmp_path_factory.mktemp("plane")) as plane:
+    with ControlPlane(directory, controller_manager) as plane:
         cluster = Cluster(str(plane.kubectl), str(plane.kubeconfig), plane.server)
         cluster.run("apply", "--server-side", "-f", str(CRDS))
         cluster.run("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
@@ -103,6 +118,13 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 @pytest.fixture
 async def api(cluster: Cluster) -> AsyncIterator[Api]:
     api = await Api.connect(cluster.kubeconfig)
+    yield api
+    await api.close()
+
+
+@pytest.fixture
+async def managed_api(managed: Cluster) -> AsyncIterator[Api]:
+    api = await Api.connect(managed.kubeconfig)
     yield api
     await api.close()
 

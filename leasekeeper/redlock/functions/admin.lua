@@ -250,6 +250,27 @@ local function forget(_, args)
   return reply(read_node(), 'OK')
 end
 
+-- entries(cursor): the locks that somebody holds here, or of whose holder something is asked, a page
+-- at a time: the operator's look at all of them costs one call a node.
+--   OPEN|CLOSED cursor lock owner F request lock owner F request ...
+local function entries(_, args)
+  local node = read_node()
+  local page = redis.call('SCAN', args[1], 'MATCH', 'lk:lock:*', 'COUNT', 500)
+  local answer = { node.open and 'OPEN' or 'CLOSED', page[1] }
+  for _, key in ipairs(page[2]) do
+    local lock = read_lock(key, node)
+    if lock.owner or lock.request ~= '' then
+      answer[#answer + 1] = string.sub(key, #'lk:lock:' + 1)
+      answer[#answer + 1] = lock.owner or ''
+      answer[#answer + 1] = int(lock.fence)
+      answer[#answer + 1] = lock.request
+    end
+  end
+  answer[#answer + 1] = node.incarnation or '0'
+  answer[#answer + 1] = node.vector or ''
+  return answer
+end
+
 -- request(lock, sequence, kind, target, seconds): what somebody outside asks of the holder; its next
 -- renewal brings it there.
 --   pause       nobody may hold the lock, until
@@ -298,5 +319,6 @@ redis.register_function { function_name = 'lk1_birth', callback = birth }
 redis.register_function { function_name = 'lk1_open', callback = open }
 redis.register_function { function_name = 'lk1_close', callback = close, flags = SAFE_WHEN_FULL }
 redis.register_function { function_name = 'lk1_state', callback = state, flags = { 'no-writes' } }
+redis.register_function { function_name = 'lk1_entries', callback = entries, flags = { 'no-writes' } }
 redis.register_function { function_name = 'lk1_forget', callback = forget }
 redis.register_function { function_name = 'lk1_request', callback = request }
