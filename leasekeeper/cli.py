@@ -147,6 +147,8 @@ def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     )
     demo.add_argument("--seed", type=int, default=1, help="of what is broken, and when")
     demo.add_argument("--json", action="store_true", help="one JSON object an event")
+    demo.add_argument("--web", action="store_true", help="as a page for the browser, on loopback")
+    demo.add_argument("--port", type=int, default=0, help="of the page (a free one)")
 
 
 def _demo(options: argparse.Namespace) -> int:

@@ -71,7 +71,13 @@ SUITES = (  # from fast to real
 NICE = 10  # a tenth of the weight of those who wait
 
 # Debian package by the program that it brings.
-PROGRAMS = {"redis-server": "redis-server", "busybox": "busybox", "dash": "dash"}
+PROGRAMS = {
+    "redis-server": "redis-server",
+    "busybox": "busybox",
+    "dash": "dash",
+    "cc": "build-essential",  # for the demo's small library that steps a wall clock
+    "chromium": "chromium",  # for the demo's page
+}
 
 
 @dataclass(frozen=True)

@@ -189,6 +189,15 @@ class Faults:
             return
         self._stage.say("repair", sentence, repair=name, target=target)
 
+    @property
+    def _survivor(self) -> str:
+        """Whom the loss of a node does not concern: who leads, if nothing else is wrong with it."""
+        leader = self._stage.leader
+        for candidate in self._world.candidates:
+            if candidate.name == leader and candidate.sidecar.running and not candidate.frozen:
+                return leader if leader not in self._world.cuts else "the election"
+        return "the election"
+
     # -- nodes -----------------------------------------------------------------------------------
 
     def _node(self, name: str) -> LocalNode | None:
@@ -206,8 +215,7 @@ class Faults:
         others = sum(n.server.running for n in self._world.nodes)
         enough = others >= self._world.membership.quorum
         goes_on = (
-            f"{others} others are left, a majority, so {self._stage.leader or 'the election'}"
-            " goes on"
+            f"{others} others are left, a majority, so {self._survivor} goes on"
             if enough
             else f"only {others} are left: no majority, nobody can renew or win"
         )

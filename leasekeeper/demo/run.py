@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from leasekeeper.demo.engine import Demo, Event, Feed
 from leasekeeper.demo.processes import guarded_home
+from leasekeeper.demo.web import Web
 from leasekeeper.demo.world import world
 from leasekeeper.lease import ConfigurationError
 
@@ -50,8 +51,12 @@ def _print_view(stop: Callable[[], None], *, as_json: bool) -> View:
 
 def _view(options: argparse.Namespace, stop: Callable[[], None]) -> View:
     on_a_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    printing = _print_view(stop, as_json=options.json)
+    if options.web:
+        web = Web(printing.tell, options.port)
+        return View(web.tell, web.run, has_hands=True)
     if options.json or not on_a_terminal:
-        return _print_view(stop, as_json=options.json)
+        return printing
     try:
         from leasekeeper.demo.terminal import Terminal
     except ImportError as missing:
