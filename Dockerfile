@@ -48,8 +48,11 @@ project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
  for extra, packages in project['optional-dependencies'].items()]"
 
 # `grep` finds the packages that have no line in the constraints, and finding one fails the build.
+# STORES: the extras of further stores, as in `--build-arg STORES="postgresql zookeeper"`.
 FROM requirements AS sidecar-build
-RUN /tools/bin/pip --python /opt/leasekeeper/bin/python install --no-compile -r sidecar.txt \
+ARG STORES=""
+RUN /tools/bin/pip --python /opt/leasekeeper/bin/python install --no-compile \
+      $(printf -- '-r %s.txt ' sidecar $STORES) \
  && ! /tools/bin/pip --python /opt/leasekeeper/bin/python freeze | grep -vxiFf constraints.txt
 COPY --from=wheel /wheel /wheel
 RUN /tools/bin/pip --python /opt/leasekeeper/bin/python install --no-compile --no-deps /wheel/*.whl \

@@ -46,6 +46,7 @@ _EPILOG = """\
 examples:
   leasekeeper demo --seconds 20
   leasekeeper node-agent --help
+  leasekeeper sql-schema postgresql | psql app
   leasekeeper --version
 """
 
@@ -109,6 +110,7 @@ def _parser() -> argparse.ArgumentParser:
             required=required and given is None,
         )
     _add_demo(commands)
+    _add_sql_schema(commands)
     return parser
 
 
@@ -149,6 +151,25 @@ def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     demo.add_argument("--json", action="store_true", help="one JSON object an event")
     demo.add_argument("--web", action="store_true", help="as a page for the browser, on loopback")
     demo.add_argument("--port", type=int, default=0, help="of the page (a free one)")
+
+
+def _add_sql_schema(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    schema = commands.add_parser(
+        "sql-schema",
+        help="print the SQL that makes the table of a SQL store",
+        description="Prints the statements that make the one table of a SQL store, for a migration"
+        " or for a person to run. Candidates need SELECT, INSERT and UPDATE on it.",
+        allow_abbrev=False,
+    )
+    schema.add_argument("dialect", metavar="DIALECT", help="postgresql, mysql or sqlite")
+    schema.add_argument("--table", default="leasekeeper_lease", help="its name (%(default)s)")
+
+
+def _sql_schema(options: argparse.Namespace) -> int:
+    from leasekeeper.sql.schema import schema
+
+    print(schema(options.dialect, options.table), end="")
+    return EXIT_STOPPED
 
 
 def _demo(options: argparse.Namespace) -> int:
@@ -247,7 +268,8 @@ def _node_agent(options: argparse.Namespace) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
-        return {"node-agent": _node_agent, "demo": _demo}[options.command](options)
+        run = {"node-agent": _node_agent, "demo": _demo, "sql-schema": _sql_schema}[options.command]
+        return run(options)
     except ConfigurationError as wrong:
         code, message = EXIT_CONFIGURATION, str(wrong)
     except BadCredentials as wrong:

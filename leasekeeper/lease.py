@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import isfinite
-from typing import Protocol
+from typing import Protocol, Self
 
-from leasekeeper.clock import Deadline, Drift
+from leasekeeper.clock import Deadline, Drift, Instant
 
 LONGEST = 1e6
 """Seconds, some eleven days. No lock needs more, and microseconds of it stay exact on the nodes."""
@@ -127,6 +127,27 @@ class Grant:
     """Until when the store lets nobody else win; always later than the deadline."""
     request: Request | None = None
     """What somebody outside asks of the holder; it arrives with the answer to a renewal."""
+
+    @classmethod
+    def counted_from(
+        cls,
+        began: Instant,
+        timings: Timings,
+        *,
+        lock: str,
+        id: str,
+        token: int,
+        request: Request | None = None,
+    ) -> Self:
+        """The lease that a request gave whose first byte was sent after `began`."""
+        return cls(
+            lock=lock,
+            id=id,
+            token=token,
+            deadline=Deadline(began, timings.renew_deadline),
+            lease_end=Deadline(began, timings.lease_end),
+            request=request,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,6 +77,10 @@ PROGRAMS = {
     "dash": "dash",
     "cc": "build-essential",  # for the demo's small library that steps a wall clock
     "chromium": "chromium",  # for the demo's page
+    "pg_ctlcluster": "postgresql",
+    "mariadbd": "mariadb-server-core",
+    "my_print_defaults": "mariadb-client-core",
+    "/usr/share/zookeeper/bin/zkServer.sh": "zookeeper",
 }
 
 

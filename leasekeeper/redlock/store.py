@@ -309,11 +309,6 @@ class RedlockStore:
         return q.Round(self._links, command, self._membership.quorum, judge, late)
 
     def _grant(self, id_: str, token: int, began: Instant, request: Request | None = None) -> Grant:
-        return Grant(
-            lock=self._lock,
-            id=id_,
-            token=token,
-            deadline=Deadline(began, self._timings.renew_deadline),
-            lease_end=Deadline(began, self._timings.lease_end),
-            request=request,
+        return Grant.counted_from(
+            began, self._timings, lock=self._lock, id=id_, token=token, request=request
         )

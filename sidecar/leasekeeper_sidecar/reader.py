@@ -44,3 +44,20 @@ class Reader:
             return float(found)
         self.problems.add(f"{self.path}: {key}", f"{found!r} is not a number of seconds")
         return None
+
+    def port(self, key: str, default: int) -> int:
+        found = self.value(key)
+        if found is None:
+            return default
+        if isinstance(found, int) and not isinstance(found, bool) and 0 < found < 65536:
+            return found
+        self.problems.add(f"{self.path}: {key}", f"{found!r} is not a port")
+        return 0
+
+    def only(self, key: str, *names: str) -> None:
+        """The object at `key` has no others: a misspelt setting is not silently left out."""
+        found = self.value(key)
+        for name in found.keys() - set(names) if isinstance(found, dict) else ():
+            self.problems.add(
+                f"{self.path}: {key}.{name}", f"no such key; there are {', '.join(names)}"
+            )

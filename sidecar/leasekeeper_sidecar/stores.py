@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from leasekeeper.clock import Clock
 from leasekeeper.lease import Candidate, ConfigurationError, LeaseStore, Timings
@@ -20,6 +20,9 @@ from leasekeeper.redlock.membership import Membership
 from leasekeeper.redlock.store import RedlockStore
 from leasekeeper.redlock.tls import Tls
 from leasekeeper_sidecar.reader import Reader
+
+if TYPE_CHECKING:
+    from leasekeeper.sql.database import Database
 
 
 class StoreSettings(Protocol):
@@ -134,6 +137,105 @@ def read_tls(at: Reader, where: str) -> Tls | None:
         return None
 
 
+# -- the others: imported when they are named ----------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SqlSettings:
+    database: Callable[[], Database]
+    name: str
+
+    def make(
+        self, *, lock: str, candidate: Candidate, timings: Timings, clock: Clock
+    ) -> LeaseStore:
+        from leasekeeper.sql.store import SqlStore
+
+        return SqlStore(
+            database=self.database(),
+            lock=lock,
+            candidate=candidate,
+            timings=timings,
+            clock=clock,
+            name=self.name,
+        )
+
+
+def _postgresql(at: Reader, timings: Timings | None) -> SqlSettings | None:
+    try:
+        from leasekeeper.sql.postgresql import PostgreSql
+    except ImportError as wrong:
+        _missing(at, "postgresql", wrong)
+        return None
+    return _sql_server(at, "postgresql", PostgreSql, 5432)
+
+
+def _mysql(at: Reader, timings: Timings | None) -> SqlSettings | None:
+    try:
+        from leasekeeper.sql.mysql import MySql
+    except ImportError as wrong:
+        _missing(at, "mysql", wrong)
+        return None
+    return _sql_server(at, "mysql", MySql, 3306)
+
+
+def _sql_server(
+    at: Reader, name: str, make: Callable[..., Database], port: int
+) -> SqlSettings | None:
+    from leasekeeper.sql.schema import TABLE
+
+    before = len(at.problems.found)
+    at.only(name, "host", "port", "database", "username", "password", "table", "tls")
+    needed = ("host", "database", "username", "password")
+    texts = {key: at.text(f"{name}.{key}") for key in needed}
+    told = {
+        **texts,
+        "port": at.port(f"{name}.port", port),
+        "table": _table(at, name, TABLE),
+        "tls": read_tls(at, f"{name}.tls"),
+    }
+    if len(at.problems.found) > before:
+        return None
+    return SqlSettings(lambda: make(**told), name)
+
+
+def _sqlite(at: Reader, timings: Timings | None) -> SqlSettings | None:
+    from leasekeeper.sql.schema import TABLE
+    from leasekeeper.sql.sqlite import Sqlite
+
+    before = len(at.problems.found)
+    at.only("sqlite", "file", "table")
+    file, table = at.text("sqlite.file"), _table(at, "sqlite", TABLE)
+    if len(at.problems.found) > before or timings is None:
+        return None
+    patience = timings.retry_period
+    return SqlSettings(lambda: Sqlite(file=file, table=table, patience=patience), "sqlite")
+
+
+def _table(at: Reader, name: str, default: str) -> str:
+    from leasekeeper.sql.schema import checked
+
+    key = f"{name}.table"
+    table = default if at.value(key) is None else at.text(key)
+    try:
+        return checked(table) if table else ""
+    except ConfigurationError as wrong:
+        at.problems.add(f"{at.path}: {key}", str(wrong))
+        return ""
+
+
+def _missing(at: Reader, extra: str, wrong: ImportError) -> None:
+    at.problems.add(
+        f"{at.path}: store",
+        f"{extra!r} needs the Python package {wrong.name}, which this image lacks: use an image"
+        f" that was built with --build-arg STORES={extra}, or install leasekeeper[{extra}]",
+    )
+
+
 Read = Callable[[Reader, Timings | None], StoreSettings | None]
 
-STORES: dict[str, Read] = {"redlock": _redlock}
+STORES: dict[str, Read] = {
+    "redlock": _redlock,
+    "postgresql": _postgresql,
+    "mysql": _mysql,
+    "sqlite": _sqlite,
+}

@@ -12,7 +12,7 @@ import pytest
 from authority import Authority
 from leasekeeper_sidecar import config as configuration
 from leasekeeper_sidecar.config import SETTINGS, Config
-from leasekeeper_sidecar.stores import RedlockSettings
+from leasekeeper_sidecar.stores import RedlockSettings, SqlSettings
 
 from leasekeeper.lease import ConfigurationError
 
@@ -197,3 +197,35 @@ def test_tls_that_cannot_work_is_refused_with_its_key(
     assert len(found) == 1, found
     assert found[0].startswith(f"{tmp_path}/lock.json: {key}: ")
     assert sentence in found[0]
+
+
+SQL = {"host": "db", "database": "app", "username": "app", "password": "secret"}
+
+
+@pytest.mark.parametrize("store", ["postgresql", "mysql"])
+def test_a_database_is_understood_and_its_mistakes_are_named(tmp_path: Path, store: str) -> None:
+    base = {key: LOCK[key] for key in ("version", "lock", "timings")} | {"store": store}
+    config = load(tmp_path, base | {store: SQL | {"port": 1234, "table": "app.locks"}})
+    assert isinstance(config.store, SqlSettings)
+    found = problems(tmp_path, base | {store: {"host": "", "port": "x", "table": "a b", "pw": 1}})
+    keys = [line.replace(f"{tmp_path}/lock.json: {store}.", "").split(":")[0] for line in found]
+    assert sorted(keys) == ["database", "host", "password", "port", "pw", "table", "username"]
+
+
+def test_a_driver_that_is_not_there_is_named_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "asyncpg", None)
+    monkeypatch.delitem(sys.modules, "leasekeeper.sql.postgresql", raising=False)
+    found = problems(tmp_path, LOCK | {"store": "postgresql", "postgresql": SQL})
+    assert len(found) == 1
+    assert "'postgresql' needs the Python package asyncpg" in found[0]
+    assert "--build-arg STORES=postgresql" in found[0]
+
+
+def test_other_stores_cost_a_redlock_sidecar_nothing() -> None:
+    """What is imported is paid for in every pod."""
+    look = "import sys, leasekeeper_sidecar.main as m; print(*sys.modules, sep='\\n')"
+    command = [sys.executable, "-c", look]
+    loaded = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    assert not {"asyncpg", "aiomysql", "kazoo", "sqlite3", "leasekeeper.sql"} & set(loaded)

@@ -9,12 +9,16 @@ import ssl
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from copy import deepcopy
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, urlsplit
 
+from leasekeeper.clock import Clock
 from leasekeeper.kubernetes.api import ApiServer, Credentials, Failed, Object, Reply
+from leasekeeper.kubernetes.store import KubernetesStore
+from leasekeeper.lease import Candidate, LeaseStore, Timings
 
 if TYPE_CHECKING:
     from control_plane import ControlPlane
@@ -32,7 +36,11 @@ def control_plane() -> Iterator[ControlPlane]:
 
 def administrator(plane: ControlPlane) -> ApiServer:
     """A client of its own, with the administrator's certificate."""
-    keys = plane.directory / "pki"
+    return administrator_at(int(plane.server.rpartition(":")[2]), plane.directory / "pki")
+
+
+def administrator_at(port: int, keys: Path) -> ApiServer:
+    """The same on another port of loopback, say that of a proxy."""
 
     def tls() -> ssl.SSLContext:
         context = ssl.create_default_context(cafile=keys / "ca.crt")
@@ -42,8 +50,28 @@ def administrator(plane: ControlPlane) -> ApiServer:
     async def credentials() -> Credentials:
         return Credentials("", tls)
 
-    host, _, port = plane.server.removeprefix("https://").partition(":")
-    return ApiServer(host, int(port), credentials)
+    return ApiServer("127.0.0.1", port, credentials)
+
+
+@dataclass(frozen=True)
+class LeaseSettings:
+    """As the settings of a store in `lock.json`, for candidates outside of pods."""
+
+    keys: str
+    port: int
+
+    def make(
+        self, *, lock: str, candidate: Candidate, timings: Timings, clock: Clock
+    ) -> LeaseStore:
+        namespace, _, name = lock.partition("/")
+        return KubernetesStore(
+            api=administrator_at(self.port, Path(self.keys)),
+            namespace=namespace,
+            name=name,
+            candidate=candidate,
+            timings=timings,
+            clock=clock,
+        )
 
 
 class MemoryApi:

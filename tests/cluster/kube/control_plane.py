@@ -100,24 +100,27 @@ class ControlPlane:
         extra = ["--endpoint-reconciler-type=none"]
         if not self._with_controller_manager:
             extra.append("--disable-admission-plugins=ServiceAccount")
-        self._run(
-            components.api_server(
-                self._programs,
-                keys,
-                bind=LOOPBACK,
-                advertise=LOOPBACK,
-                port=api_port,
-                service_range="10.96.0.0/16",
-                etcd_port=client_port,
-                extra=tuple(extra),
-            )
+        self._api_server = components.api_server(
+            self._programs,
+            keys,
+            bind=LOOPBACK,
+            advertise=LOOPBACK,
+            port=api_port,
+            service_range="10.96.0.0/16",
+            etcd_port=client_port,
+            extra=tuple(extra),
         )
-        api = Api(keys, LOOPBACK, api_port)
-        self._wait("the API server", api.ready)
+        api = self._start_api_server()
         if self._with_controller_manager:
             self._run(components.controller_manager(self._programs, keys, port=manager_port))
             account = "/api/v1/namespaces/default/serviceaccounts/default"
             self._wait("the controller manager", lambda: api.get(account) is not None)
+
+    def _start_api_server(self) -> Api:
+        self._run(self._api_server)
+        api = Api(self.directory / "pki", LOOPBACK, int(self.server.rpartition(":")[2]))
+        self._wait("the API server", api.ready)
+        return api
 
     def _run(self, component: Component) -> None:
         logs = self.directory / "log"
@@ -141,6 +144,14 @@ class ControlPlane:
             if time.monotonic() > deadline:
                 raise ClusterError(f"{what} was not ready after {PATIENCE_SECONDS:.0f} s")
             time.sleep(0.05)
+
+    def restart_api_server(self) -> None:
+        """Killed, and started again on the same port and data."""
+        index = [name for name, _ in self._running].index(self._api_server.name)
+        _, child = self._running.pop(index)
+        child.kill()
+        child.wait()
+        self._start_api_server()
 
     def stop(self) -> None:
         """By SIGKILL: there is nothing worth saving, and an orderly end takes seconds."""

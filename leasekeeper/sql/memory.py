@@ -1,0 +1,121 @@
+"""What a candidate remembers of a lock, to notice a database that went back in time.
+
+A database that was restored from a backup, or that failed over to a replica without the last
+writes, cannot know it. Its clients can, as far as they remember:
+
+- the largest token that they saw: a row with a smaller one is an older row;
+- what the database's clock said, and how much time has passed here since: a clock that says
+  anything else was set, and what has "expired" by it may not have;
+- a lease that they saw, and that has not ended by their own clock: its row cannot be missing.
+
+A process that has just started remembers nothing, and detects nothing. `docs/stores.md` says so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from leasekeeper.clock import Deadline, Drift, Instant
+from leasekeeper.sql.database import EVER, Look
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The database's clock, read at some instant between the sending and the answer."""
+
+    sent: Instant
+    answered: Instant
+    clock: float
+
+
+def jump(last: Reading, this: Reading, drift: Drift, tolerance: float) -> float:
+    """By how much the database's clock was set between two readings, at the least; 0: not, as far
+    as one can tell. Positive: forward.
+    """
+    shortest = this.sent.elapsed_since(last.answered)
+    longest = this.answered.elapsed_since(last.sent)
+    passed = this.clock - last.clock
+    if passed > longest * (1 + drift.rate) + tolerance:
+        return passed - longest
+    if passed < shortest * (1 - drift.rate) - tolerance:
+        return passed - shortest
+    return 0.0
+
+
+class Memory:
+    """Of one candidate and one lock. `tolerance` is less than the app's time to stop, so that what
+    goes unnoticed cannot end a lease before its holder's deadline.
+    """
+
+    def __init__(self, *, drift: Drift, tolerance: float, ttl: float) -> None:
+        self._drift = drift
+        self._tolerance = tolerance
+        self._ttl = ttl
+        self._last: Reading | None = None
+        self._distrust: Deadline | None = None
+        self._lease: tuple[str, Deadline] | None = None
+        self.token = 0
+        """The largest that was seen."""
+        self.doubt = ""
+        """Why the database's clock is not believed; empty: it is."""
+
+    def saw(self, look: Look, sent: Instant, answered: Instant) -> str:
+        """Takes an answer in. What is wrong with it, as a sentence; empty: nothing."""
+        this = Reading(sent, answered, look.now)
+        set_by = jump(self._last, this, self._drift, self._tolerance) if self._last else 0.0
+        self._last = this
+        if set_by:
+            # Whatever was granted before ends by then on every clock that nobody set, and what is
+            # granted from now on is dated by the clock as it is now.
+            self._distrust = Deadline(answered, self._ttl + self._drift.allowance(self._ttl))
+            way = "forward" if set_by > 0 else "back"
+            self.doubt = (
+                f"the database's clock went {way} by {abs(set_by):.1f} s: it was set, or another"
+                " server took over; an expired lease is not taken over before a whole lease has"
+                " passed here"
+            )
+        wrong = self._wrong_row(look, answered)
+        if not wrong:
+            self.token = max(self.token, look.token)
+            self._lease = (look.holder, Deadline(answered, look.left)) if look.held else None
+        return wrong
+
+    def _wrong_row(self, look: Look, now: Instant) -> str:
+        if look.exists and look.token < self.token:
+            return (
+                f"the token went back from {self.token} to {look.token}: the database was restored"
+                " or failed over without its last writes, and tokens would repeat; set the row's"
+                f" token to {self.token} or more when no old leader is left"
+            )
+        if not look.exists and (left := self.lease_left(now)) > 0:
+            holder = self._lease[0] if self._lease else ""
+            return (
+                f"the row is gone, but {holder} has a lease for another {left:.1f} s: it was"
+                " deleted, or the database was restored; waiting for that lease to end"
+            )
+        return ""
+
+    def lease_left(self, now: Instant) -> float:
+        """How long a lease that was seen may still last, by our own clock."""
+        return self._lease[1].left(now) if self._lease else 0.0
+
+    def given_back(self, token: int | None) -> None:
+        """A release was heard of. It is a hint: it may only clear what it is about."""
+        if token is not None and token >= self.token:
+            self.token = token
+            self._lease = None
+
+    def bounds(self, now: Instant) -> tuple[float, float]:
+        """Between which times the database's clock must be for its word on an expiry to count."""
+        if self._distrust is not None:
+            if not self._distrust.passed(now):
+                return EVER, -EVER
+            self._distrust, self.doubt = None, ""
+        if self._last is None:
+            return -EVER, EVER
+        shortest = now.elapsed_since(self._last.answered) * (1 - self._drift.rate)
+        longest = now.elapsed_since(self._last.sent) * (1 + self._drift.rate)
+        return (
+            self._last.clock + shortest - self._tolerance,
+            self._last.clock + longest + self._tolerance,
+        )

@@ -1,0 +1,90 @@
+"""What a candidate notices of a database that went back in time, and what it cannot."""
+
+from __future__ import annotations
+
+import pytest
+
+from leasekeeper.clock import Drift, Instant
+from leasekeeper.sql.database import EVER, Look
+from leasekeeper.sql.memory import Memory, Reading, jump
+
+DRIFT = Drift()
+DAY = 1_700_000_000.0  # what the database's clock says at our second 0
+
+
+def at(seconds: float) -> Instant:
+    return Instant(seconds, seconds)
+
+
+def memory() -> Memory:
+    return Memory(drift=DRIFT, tolerance=1.0, ttl=10.0)
+
+
+def row(now: float, token: int = 7, holder: str = "a/1", left: float = 5.0) -> Look:
+    return Look(DAY + now, holder, token, left, exists=True)
+
+
+@pytest.mark.parametrize(
+    ("clock", "expected"),
+    [(100.0, 0), (100.9, 0), (99.1, 0), (103.0, 1), (97.0, -1), (-3600.0, -1), (7200.0, 1)],
+)
+def test_a_clock_that_was_set_is_told_from_one_that_ran(clock: float, expected: int) -> None:
+    last = Reading(at(0.0), at(0.1), DAY)
+    this = Reading(at(100.0), at(100.1), DAY + clock)
+    found = jump(last, this, Drift(rate=0.001), tolerance=1.0)
+    assert (found > 0) - (found < 0) == expected
+
+
+def test_a_slow_answer_is_no_jump() -> None:
+    """The clock was read somewhere between sending and answer: 30 s on the way prove nothing."""
+    last = Reading(at(0.0), at(0.1), DAY)
+    for clock in (1.0, 15.0, 31.0):
+        assert jump(last, Reading(at(1.0), at(31.0), DAY + clock), DRIFT, 1.0) == 0
+
+
+@pytest.mark.parametrize("set_by", [3600.0, -3600.0])
+def test_after_a_jump_no_expiry_is_believed_for_a_whole_lease(set_by: float) -> None:
+    seen = memory()
+    assert not seen.saw(row(0), at(0), at(0.1))
+    assert not seen.saw(row(5 + set_by, left=-1), at(5), at(5.1))
+    assert "clock went" in seen.doubt
+    assert seen.bounds(at(6)) == (EVER, -EVER)
+    assert seen.bounds(at(15)) == (EVER, -EVER)
+    earliest, latest = seen.bounds(at(15.3))
+    assert earliest < DAY + 15.3 + set_by < latest
+    assert not seen.doubt
+
+
+def test_the_statement_itself_is_held_to_the_clock_that_is_expected() -> None:
+    seen = memory()
+    assert seen.bounds(at(0)) == (-EVER, EVER)  # nothing was seen: nothing is detected
+    seen.saw(row(0), at(0), at(0.1))
+    earliest, latest = seen.bounds(at(5))
+    assert DAY + 3 < earliest < DAY + 5 < latest < DAY + 7
+
+
+def test_a_token_that_went_back_is_refused_until_it_is_mended() -> None:
+    seen = memory()
+    assert not seen.saw(row(0, token=17), at(0), at(0.1))
+    why = seen.saw(row(1, token=12), at(1), at(1.1))
+    assert "went back from 17 to 12" in why
+    assert "17 or more" in why
+    assert seen.token == 17
+    assert not seen.saw(row(2, token=17), at(2), at(2.1))
+
+
+def test_a_row_that_is_gone_under_a_lease_is_waited_for() -> None:
+    seen = memory()
+    seen.saw(row(0, left=5.0), at(0), at(0.1))
+    assert "the row is gone, but a/1" in seen.saw(Look(DAY + 1), at(1), at(1.1))
+    assert not seen.saw(Look(DAY + 5.2), at(5.2), at(5.3))
+
+
+def test_a_release_that_was_heard_ends_the_wait_and_an_old_one_does_not() -> None:
+    seen = memory()
+    seen.saw(row(0, token=7), at(0), at(0.1))
+    seen.given_back(6)
+    seen.given_back(None)
+    assert seen.lease_left(at(1)) > 0
+    seen.given_back(7)
+    assert seen.lease_left(at(1)) == 0
