@@ -12,8 +12,9 @@ lease is given back or left to run out, then the candidate stands by again (or s
     1. the store says that the lease is not ours (Lost): at once; it runs out;
     2. the deadline passes without a good renewal: at the deadline, not before; it runs out;
     3. somebody asks through the store (step-down, pause): given back after the app's time to stop;
-    4. `stop()`: given back at once;
-    5. a bug: an exception that nobody expected. It runs out, and the exception is raised again: a
+    4. `withdraw()`, because this process should not lead now: as by request;
+    5. `stop()`: given back when `drain` says that the app has stopped, and at once without one;
+    6. a bug: an exception that nobody expected. It runs out, and the exception is raised again: a
        candidate that is healthy and out of the race for ever is worse than one that dies.
 """
 
@@ -22,7 +23,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -40,6 +41,7 @@ from leasekeeper.lease import (
 )
 
 T = TypeVar("T")
+Drain = Callable[[], Awaitable[None]]
 
 SHORTEST_WAIT = 0.000_1
 """Less than this is left of a lease: it is over. No timer can wait for less with any meaning."""
@@ -149,14 +151,20 @@ class Elector:
         clock: Clock,
         audience: Audience,
         resume: Grant | None = None,
+        drain: Drain | None = None,
     ) -> None:
+        """`drain` returns when what was done as leader has stopped. A stop waits for it before the
+        lease is given back, but not beyond the lease's end.
+        """
         self._store = store
         self._timings = timings
         self._clock = clock
         self._audience = audience
         self._resume = resume
+        self._drain = drain
         self._stop = asyncio.Event()
-        self._wait: asyncio.Timeout | None = None  # what `stop` cuts short
+        self._withdrawn: str | None = None  # why it stays out of the race
+        self._wait: asyncio.Timeout | None = None  # what `stop` and `withdraw` cut short
         self.state = State.STANDBY
         self.grant: Grant | None = None
         self.last_turn = clock.now()
@@ -165,6 +173,19 @@ class Elector:
     def stop(self) -> None:
         """Ends the race: a lease is given back, and `run` returns."""
         self._stop.set()
+        self._cut_short()
+
+    def withdraw(self, why: str) -> None:
+        """Out of the race until `rejoin`. A lease is given back after the app's time to stop."""
+        self._withdrawn = why
+        self._cut_short()
+
+    def rejoin(self) -> None:
+        if self._withdrawn is not None:
+            self._withdrawn = None
+            self._cut_short()
+
+    def _cut_short(self) -> None:
         if self._wait is not None and not self._wait.expired():
             self._wait.reschedule(asyncio.get_running_loop().time())
 
@@ -199,8 +220,13 @@ class Elector:
         await self._sleep(stay_out)
         while not self._stop.is_set():
             self._turn(self._timings.renew_deadline)
+            if self._withdrawn is not None:
+                await self._look_on()
+                continue
             outcome = await self._until(self._store.acquire())
-            if outcome is None or isinstance(outcome, Grant):
+            if outcome is None:
+                continue
+            if isinstance(outcome, Grant):
                 return outcome
             self._audience.standing_by(outcome.by if isinstance(outcome, Held) else None)
             await self._wait_for_a_chance(outcome)
@@ -214,6 +240,15 @@ class Elector:
             await self._until(self._store.freed(), pause)
         else:
             await self._sleep(pause)
+
+    async def _look_on(self) -> None:
+        """Out of the race, but not blind: the app wants to know who leads."""
+        period = self._timings.retry_period
+        seen = await self._until(self._store.observe(), period)
+        if seen is not None:
+            self._audience.standing_by(seen.holder)
+        self._turn(period)
+        await self._until(self._stop.wait(), period)
 
     # -- leading ---------------------------------------------------------------------------------
 
@@ -236,29 +271,33 @@ class Elector:
                 self._audience.leading(step.grant)
             self.state = step.state
             self._turn(step.renew_in)
-            await self._sleep(step.renew_in)
-            if self._stop.is_set():
-                return End("stopped", release_after=0.0)
+            await self._until(self._stop.wait(), step.renew_in)
+            if (ended := self._told_to_end()) is not None:
+                return ended
             if step.doubt and step.grant.deadline.left(self._clock.now()) <= SHORTEST_WAIT:
                 return End(f"deadline passed: {step.doubt}")
             outcome = await self._renew(step.grant)
-            if outcome is None:
-                return End("stopped", release_after=0.0)
+            if (ended := self._told_to_end()) is not None:
+                return ended
             self._audience.renewal(outcome)
             decision = after_renewal(step.grant, outcome, self._clock.now(), self._timings)
             if isinstance(decision, End):
                 return decision
             step = decision
 
-    async def _renew(self, grant: Grant) -> Renewed | None:
-        """None: stopped."""
+    def _told_to_end(self) -> End | None:
+        if self._stop.is_set():
+            return End("stopped", release_after=0.0)
+        if self._withdrawn is not None:
+            return End(f"withdrew: {self._withdrawn}", release_after=self._timings.time_to_stop)
+        return None
+
+    async def _renew(self, grant: Grant) -> Renewed:
         left = grant.deadline.left(self._clock.now())
         self._turn(left)
         # The store keeps to the deadline by itself; the time limit is for a store that does not.
         outcome = await self._until(self._store.renew(grant), max(left, 0))
-        if outcome is None and not self._stop.is_set():
-            return Unknown({"store": "no answer before the deadline"})
-        return outcome
+        return outcome or Unknown({"store": "no answer before the deadline"})
 
     async def _end(self, grant: Grant, ended: End) -> None:
         """Everybody here stops first; then the others may start.
@@ -266,13 +305,19 @@ class Elector:
         An audience that could not say so raises, and then nothing is given back: the lease runs out
         by itself, later than what was said last.
         """
-        self.grant = None
+        latest, self.grant = self.grant or grant, None
         self.state = State.STANDBY
         self._audience.not_leading(ended.why)
         if ended.release_after is None:
             return
         self._turn(ended.release_after + self._timings.retry_period)
         await self._sleep(ended.release_after)
+        if self._stop.is_set() and self._drain is not None:
+            left = latest.lease_end.left(self._clock.now())
+            self._turn(left + self._timings.retry_period)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await self._drain()
         release = asyncio.ensure_future(self._store.release(grant))
         try:
             await asyncio.shield(release)
@@ -295,7 +340,8 @@ class Elector:
                 await self._stop.wait()
 
     async def _until(self, work: Coroutine[Any, Any, T], seconds: float | None = None) -> T | None:
-        """The result of `work`; none if the time was up, or `stop` came. It is cancelled then.
+        """The result of `work`; none if the time was up, or `stop` or `withdraw` came. It is
+        cancelled then.
 
         In this task and not in one of its own: a wake-up should reach the nodes within one turn of
         the loop.

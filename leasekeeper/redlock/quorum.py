@@ -251,7 +251,7 @@ class Round(Generic[T]):
     """One request to the nodes. Decided as soon as `judge` can decide, not when all have answered.
 
     Nodes that are not asked yet count as outstanding. Replies after the decision go to `late`, if
-    there is one.
+    there is one; `heard` is told of every answer, as it comes.
     """
 
     def __init__(
@@ -261,6 +261,7 @@ class Round(Generic[T]):
         quorum: int,
         judge: Callable[[Votes], T | None],
         late: Callable[[str, Reply], None] | None = None,
+        heard: Callable[[str, Answer], None] | None = None,
     ) -> None:
         self.votes = Votes(quorum=quorum, outstanding=len(links))
         self.verdict: T | None = None
@@ -269,6 +270,7 @@ class Round(Generic[T]):
         self._command = command
         self._judge = judge
         self._late = late
+        self._heard = heard
         self._loop = asyncio.get_running_loop()
         self._decided: asyncio.Future[T | None] = self._loop.create_future()
         self._awaited: tuple[str, asyncio.Future[None]] | None = None
@@ -297,6 +299,8 @@ class Round(Generic[T]):
         return self.votes.replies.get(node)
 
     def _on_answer(self, node: str, answer: Answer) -> None:
+        if self._heard is not None:
+            self._heard(node, answer)
         if self._decided.done():
             # Two of five answers come after the decision; most rounds have no use for them.
             if self._late is not None and isinstance(reply := parse(answer), Reply):

@@ -39,10 +39,11 @@ from leasekeeper.redlock.connections import own_links
 from leasekeeper.redlock.gate import SHORTEST_PATIENCE, gate_order, pass_the_gate
 from leasekeeper.redlock.membership import Membership
 from leasekeeper.redlock.tls import Tls
-from leasekeeper.redlock.transport import MakeLinks, ignore
+from leasekeeper.redlock.transport import Answer, Failure, MakeLinks, ignore
 from leasekeeper.redlock.waiting import CALLERS, COURTESY, SUBSTITUTES, Chance, Waiting
 
 _Verdict = q.Won | q.Elevate | q.Failed
+OnRenewal = Callable[[str, bool, float], None]
 
 FIRST_BACKOFF = 0.005  # after a split vote: about five round trips within a data centre
 
@@ -86,6 +87,10 @@ class RedlockStore:
         self._successor: str | None = None  # who was called when we gave the lock back
         self._waiting = Waiting(self._gate[0], SHORTEST_PATIENCE)
         self._was_ready = False
+        self.on_renewal: OnRenewal | None = None
+        """Told of each node's answer to a renewal, for measuring: the node, whether it said yes,
+        and after how many seconds. Must be quick.
+        """
         make_links = links or own_links(
             membership,
             username=username,
@@ -94,6 +99,10 @@ class RedlockStore:
             tls=tls,
         )
         self._links = make_links(f"lk:freed:{lock}/{candidate.id}", self._waiting.on_push)
+
+    @property
+    def quorum(self) -> int:
+        return self._membership.quorum
 
     async def ready(self) -> None:
         if self._was_ready:
@@ -238,8 +247,15 @@ class RedlockStore:
             if good and reply.status == "MISSING" and self._current == grant.id:
                 self._links[node].call(self._command(("lk1_adopt", *arguments)), ignore)
 
+        def heard(node: str, answer: Answer) -> None:
+            if self.on_renewal is not None and not isinstance(answer, Failure):
+                self.on_renewal(node, answer[0] == b"OK", self._clock.now().elapsed_since(began))
+
         round_ = self._round(
-            ("lk1_renew", *arguments), lambda v: q.judge_renewal(v, len(self._links)), late=repair
+            ("lk1_renew", *arguments),
+            lambda v: q.judge_renewal(v, len(self._links)),
+            late=repair,
+            heard=heard,
         )
         round_.ask_the_rest()
         left = grant.deadline.left(began)
@@ -304,9 +320,10 @@ class RedlockStore:
         call: tuple[str, ...],
         judge: Callable[[q.Votes], q.T | None],
         late: Callable[[str, q.Reply], None] | None = None,
+        heard: Callable[[str, Answer], None] | None = None,
     ) -> q.Round[q.T]:
         command = self._command(call)
-        return q.Round(self._links, command, self._membership.quorum, judge, late)
+        return q.Round(self._links, command, self._membership.quorum, judge, late, heard)
 
     def _grant(self, id_: str, token: int, began: Instant, request: Request | None = None) -> Grant:
         return Grant.counted_from(

@@ -1,4 +1,5 @@
-"""The sidecar's configuration: a mounted `lock.json`, and a few settings by environment or flag.
+"""The sidecar's configuration: what the lock is (a mounted `lock.json`, or the same text in a
+variable), and a few settings by environment or flag.
 
 Validated as a whole: whoever reads the log sees every mistake at once, each with the key that has
 it. No argparse: it would cost half a megabyte in every pod to read what is nearly always in the
@@ -8,12 +9,14 @@ environment.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from leasekeeper.lease import ConfigurationError, Timings
-from leasekeeper_sidecar import stores
+from leasekeeper.lease import LONGEST, ConfigurationError, Timings
+from leasekeeper_sidecar import loopback, stores
+from leasekeeper_sidecar.leader_file import ENV_FILE, FILE, PROGRAMS
 from leasekeeper_sidecar.reader import Problems, Reader
 from leasekeeper_sidecar.stores import StoreSettings
 
@@ -40,7 +43,16 @@ class Setting:
 
 
 SETTINGS = (
-    Setting("config", "/etc/leasekeeper/lock.json", "the lock: its name, store, timings and nodes"),
+    Setting(
+        "config",
+        "/etc/leasekeeper/lock.json",
+        "the lock: its name, store, timings and nodes; several locks: several files, by commas",
+    ),
+    Setting(
+        "config-json",
+        "",
+        "the same without a file: what would stand in lock.json, or a list of it for several locks",
+    ),
     Setting("pod-name", None, "what people see as the holder; by the downward API"),
     Setting("pod-namespace", "", "checked against the lock's namespace if set"),
     Setting("pod-uid", None, "makes the holder's id unique: a name alone proves nothing"),
@@ -64,17 +76,55 @@ SETTINGS = (
         "/var/run/secrets/kubernetes.io/serviceaccount",
         "token and CA of the pod's service account, for the mirror",
     ),
+    Setting(
+        "drain",
+        "0",
+        "seconds between `not the leader` and the release on SIGTERM, for apps that end later",
+    ),
+    Setting("on-lost", "", "http://127.0.0.1:PORT/PATH that is POSTed to when leadership ends"),
+    Setting(
+        "health",
+        "",
+        "the app's health: http://127.0.0.1:PORT/PATH, or /PATH of a file that is there while well",
+    ),
+    Setting("health-period", "5", "seconds between two looks at it"),
+    Setting("health-failures", "3", "so many in a row, and the pod gives up leadership"),
+    Setting(
+        "health-escape", "300", "seconds without any leader after which an ill pod may lead again"
+    ),
     Setting("log", "text", "text, or json"),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class LockConfig:
+    """One lock that this pod is a candidate of."""
+
+    name: str
+    """NAMESPACE/NAME."""
+    timings: Timings
+    store: StoreSettings
+
+    @property
+    def short_name(self) -> str:
+        return self.name.partition("/")[2]
+
+
+@dataclass(frozen=True, slots=True)
+class HealthConfig:
+    """How the app's health is looked at."""
+
+    address: str
+    period: float
+    failures: int
+    escape: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """Everything the sidecar was told, checked."""
 
-    lock: str
-    timings: Timings
-    store: StoreSettings
+    locks: tuple[LockConfig, ...]
     pod_name: str
     pod_uid: str
     leader_dir: str
@@ -83,7 +133,16 @@ class Config:
     local_port: int
     mirror: bool
     account_dir: str
+    drain: float
+    on_lost: str
+    health: HealthConfig | None
     log_json: bool
+
+    def folder(self, volume: str, lock: LockConfig) -> str:
+        """Where the files of a lock stand: on the volume itself, or with several locks in a folder
+        that has the lock's name.
+        """
+        return volume if len(self.locks) == 1 else os.path.join(volume, lock.short_name)
 
 
 class HelpWanted(Exception):
@@ -92,14 +151,14 @@ class HelpWanted(Exception):
 
 def usage() -> str:
     lines = ["usage: leasekeeper-sidecar [--FLAG VALUE]...", ""]
-    lines.append("Takes part in the election of one lock, and keeps the leader file of its pod.")
+    lines.append("Takes part in the election of a lock, and keeps the leader file of its pod.")
     lines.append(
         "Each flag can also be given as the environment variable beside it; the flag wins."
     )
     lines.append("")
     for setting in SETTINGS:
         default = "required" if setting.default is None else setting.default
-        lines.append(f"  {setting.flag:16} {setting.variable}")
+        lines.append(f"  {setting.flag:18} {setting.variable}")
         lines.append(f"      {setting.help}" + (f" [{default}]" if default else ""))
     return "\n".join(lines) + "\n"
 
@@ -108,7 +167,7 @@ def load(argv: Sequence[str], environ: Mapping[str, str]) -> Config:
     """Raises one ConfigurationError that lists every problem, one a line."""
     problems = Problems()
     told = _settings(argv, environ, problems)
-    lock = _lock_file(told.get("config", ""), problems)
+    locks = _locks(told, problems)
     ports = {name: _port(told, name, problems) for name in ("http-port", "local-port")}
     mirror = told.get("mirror") or (
         "kubernetes" if "KUBERNETES_SERVICE_HOST" in environ else "none"
@@ -117,21 +176,17 @@ def load(argv: Sequence[str], environ: Mapping[str, str]) -> Config:
         problems.add("LEASEKEEPER_MIRROR", f"{mirror!r} is neither kubernetes nor none")
     if told.get("log") not in ("text", "json"):
         problems.add("LEASEKEEPER_LOG", f"{told.get('log')!r} is neither text nor json")
-    if told.get("pod-name") and not _POD.fullmatch(told["pod-name"]):
-        problems.add("LEASEKEEPER_POD_NAME", f"{told['pod-name']!r} is not the name of a pod")
-    if re.search(r"[\s/]", told.get("pod-uid", "")):
-        problems.add("LEASEKEEPER_POD_UID", "must not contain a slash or a space")
-    namespace = told.get("pod-namespace")
-    if namespace and lock is not None and lock.name.split("/")[0] != namespace:
-        problems.add("LEASEKEEPER_POD_NAMESPACE", f"{namespace!r}, but the lock is {lock.name!r}")
     if ports["http-port"] and ports["http-port"] == ports["local-port"]:
         problems.add("LEASEKEEPER_LOCAL_PORT", "is the same as LEASEKEEPER_HTTP_PORT")
-    if problems.found or lock is None:
+    _check_pod(told, locks, problems)
+    on_lost = told.get("on-lost", "")
+    if on_lost:
+        _check_address("LEASEKEEPER_ON_LOST", on_lost, problems)
+    health, drain = _health(told, problems), _seconds(told, "drain", problems)
+    if problems.found:
         raise ConfigurationError("\n".join(problems.found))
     return Config(
-        lock=lock.name,
-        timings=lock.timings,
-        store=lock.store,
+        locks=tuple(locks),
         pod_name=told["pod-name"],
         pod_uid=told["pod-uid"],
         leader_dir=told["leader-dir"],
@@ -140,8 +195,23 @@ def load(argv: Sequence[str], environ: Mapping[str, str]) -> Config:
         local_port=ports["local-port"],
         mirror=mirror == "kubernetes",
         account_dir=told["account-dir"],
+        drain=drain,
+        on_lost=on_lost,
+        health=health,
         log_json=told["log"] == "json",
     )
+
+
+def _check_pod(told: Mapping[str, str], locks: Sequence[LockConfig], problems: Problems) -> None:
+    if told.get("pod-name") and not _POD.fullmatch(told["pod-name"]):
+        problems.add("LEASEKEEPER_POD_NAME", f"{told['pod-name']!r} is not the name of a pod")
+    if re.search(r"[\s/]", told.get("pod-uid", "")):
+        problems.add("LEASEKEEPER_POD_UID", "must not contain a slash or a space")
+    namespace = told.get("pod-namespace")
+    for lock in locks:
+        if namespace and lock.name.split("/")[0] != namespace:
+            what = f"{namespace!r}, but the lock is {lock.name!r}"
+            problems.add("LEASEKEEPER_POD_NAMESPACE", what)
 
 
 def _settings(
@@ -179,35 +249,92 @@ def _port(told: Mapping[str, str], name: str, problems: Problems) -> int:
     return 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Lock:
-    name: str
-    timings: Timings
-    store: StoreSettings
-
-
-def _lock_file(path: str, problems: Problems) -> _Lock | None:
+def _seconds(told: Mapping[str, str], name: str, problems: Problems) -> float:
+    text = told.get(name, "0")
     try:
-        with open(path, "rb") as file:
-            data = json.loads(file.read())
-    except OSError as wrong:
-        problems.add("LEASEKEEPER_CONFIG", f"{path}: {wrong.strerror}")
+        if 0 <= (seconds := float(text)) <= LONGEST:
+            return seconds
+    except ValueError:
+        pass
+    problems.add("LEASEKEEPER_" + name.upper().replace("-", "_"), f"{text!r} is not a number")
+    return 0.0
+
+
+def _health(told: Mapping[str, str], problems: Problems) -> HealthConfig | None:
+    period, escape = (_seconds(told, f"health-{it}", problems) for it in ("period", "escape"))
+    failures = _seconds(told, "health-failures", problems)
+    for name, value in (("PERIOD", period), ("FAILURES", failures)):
+        if value <= 0 or (name == "FAILURES" and value % 1):
+            what = "must be a whole number" if name == "FAILURES" else "must be"
+            problems.add(f"LEASEKEEPER_HEALTH_{name}", f"{what} greater than 0")
+    address = told.get("health", "")
+    if not address:
         return None
+    if not address.startswith("/"):
+        _check_address("LEASEKEEPER_HEALTH", address, problems)
+    return HealthConfig(address, period, int(failures), escape)
+
+
+def _check_address(key: str, address: str, problems: Problems) -> None:
+    try:
+        loopback.Address.parse(address)
     except ValueError as wrong:
-        problems.add("LEASEKEEPER_CONFIG", f"{path} is not JSON: {wrong}")
-        return None
-    before = len(problems.found)
-    at = Reader(data, path, problems)
-    if at.value("version") != 1:
-        problems.add(f"{path}: version", f"{at.value('version')!r}, but this sidecar knows 1 only")
+        problems.add(key, str(wrong))
+
+
+def _locks(told: Mapping[str, str], problems: Problems) -> list[LockConfig]:
+    texts: dict[str, str | bytes] = {}
+    if told.get("config-json"):
+        texts["LEASEKEEPER_CONFIG_JSON"] = told["config-json"]
+    else:
+        for path in filter(None, told.get("config", "").split(",")):
+            try:
+                with open(path, "rb") as file:
+                    texts[path] = file.read()
+            except OSError as wrong:
+                problems.add("LEASEKEEPER_CONFIG", f"{path}: {wrong.strerror}")
+    locks = [lock for path, text in texts.items() for lock in _in_text(path, text, problems)]
+    _check_names([lock.name for lock in locks], problems)
+    return locks
+
+
+def _in_text(path: str, text: str | bytes, problems: Problems) -> list[LockConfig]:
+    """The locks of one file, which is one nearly always."""
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as wrong:
+        problems.add(path, f"is not JSON: {wrong}")
+        return []
+    if not isinstance(data, list):
+        return list(filter(None, [_lock(Reader(data, path, problems))]))
+    if not data:
+        problems.add(path, "is a list of no locks")
+    found = (_lock(Reader(one, f"{path}[{n}]", problems)) for n, one in enumerate(data))
+    return list(filter(None, found))
+
+
+def _lock(at: Reader) -> LockConfig | None:
+    before = len(at.problems.found)
+    version = at.value("version")
+    if version != 1:
+        at.problems.add(f"{at.path}: version", f"{version!r}, but this sidecar knows 1 only")
     name = at.text("lock")
     if name and not _LOCK.fullmatch(name):
-        problems.add(f"{path}: lock", f"{name!r} is not NAMESPACE/NAME")
+        at.problems.add(f"{at.path}: lock", f"{name!r} is not NAMESPACE/NAME")
     timings = _timings(at)
     store = stores.read(at, timings)
-    if len(problems.found) > before or timings is None or store is None:
+    if len(at.problems.found) > before or timings is None or store is None:
         return None
-    return _Lock(name, timings, store)
+    return LockConfig(name, timings, store)
+
+
+def _check_names(names: Sequence[str], problems: Problems) -> None:
+    """With several locks, each has a folder of its name on the volume."""
+    short = [name.partition("/")[2] for name in names]
+    for name in sorted({name for name in short if short.count(name) > 1}):
+        problems.add("LEASEKEEPER_CONFIG", f"two locks are called {name!r}")
+    for name in sorted({*short} & {FILE, ENV_FILE, *PROGRAMS}) if len(short) > 1 else ():
+        problems.add("LEASEKEEPER_CONFIG", f"beside others no lock can be called {name!r}")
 
 
 def _timings(at: Reader) -> Timings | None:

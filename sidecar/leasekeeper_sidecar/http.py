@@ -19,8 +19,6 @@ from dataclasses import dataclass
 
 import h11
 
-from leasekeeper_sidecar.metrics import Counters
-
 _HEADERS_AT_MOST = (
     8192  # browsers and proxies send 1 to 4 kB; nobody who asks for these pages sends more
 )
@@ -84,13 +82,13 @@ class Server:
         self,
         routes: Mapping[str, Route],
         *,
-        counters: Counters,
         budget: Budget,
         connections: int = 64,
         streams: int = 16,
     ) -> None:
         self._routes = routes
-        self._counters = counters
+        self.refused = 0
+        """Connections that were cut to make room for others."""
         self._budget = budget
         self._connections = connections
         self._streams_left = streams
@@ -147,7 +145,7 @@ class Server:
             longest = next(iter(self._waiting or self._serving))
             longest.transport.abort()
             self._forget(longest)
-            self._counters.http_refused += 1
+            self.refused += 1
         self._waiting[writer] = None
         writer.transport.set_write_buffer_limits(high=_BUFFER_AT_MOST)
         self._start(self._serve(reader, writer))
@@ -198,7 +196,7 @@ class Server:
         if request.method not in (b"GET", b"HEAD"):
             return Answer(405, b"", "text/plain")
         if route is None:
-            return Answer(404, f"here are {', '.join(self._routes)}\n".encode(), "text/plain")
+            return Answer(404, f"here are {' '.join(self._routes)}\n".encode(), "text/plain")
         answer = await route()
         if isinstance(answer, Stream) and (self._streams_left <= 0 or request.method == b"HEAD"):
             return Answer(503, b"too many streams\n", "text/plain")

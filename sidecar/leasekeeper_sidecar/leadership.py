@@ -47,6 +47,7 @@ class Hearsay:
 
 
 OnTenure = Callable[[Tenure | None], None]
+OnLost = Callable[[Grant, str], None]
 
 
 class Leadership:
@@ -67,7 +68,7 @@ class Leadership:
         counters: Counters,
         log: Log,
     ) -> None:
-        self._lock = lock
+        self.lock = lock
         self._name = pod_name
         self._timings = timings
         self._clock = clock
@@ -82,6 +83,10 @@ class Leadership:
         self._unsure = False
         self.on_tenure: OnTenure = lambda _: None
         """Told when a tenure begins (or was resumed) and when it ends; the mirror listens. Must not
+        block.
+        """
+        self.on_lost: OnLost = lambda *_: None
+        """Told which tenure is over, and why: also if the file cannot be taken back. Must not
         block.
         """
         self.version = 0
@@ -104,7 +109,7 @@ class Leadership:
             left = found.grant.deadline.left(self._clock.now())
             self._event("resuming", token=found.grant.token, left=left)
             return found.grant
-        self._file.say_no(standby_claim(self._lock, boot=self._host.boot_id()))
+        self._file.say_no(standby_claim(self.lock, boot=self._host.boot_id()))
         self._resume.erase()
         self._event("started", earlier=found)
         return None
@@ -148,10 +153,12 @@ class Leadership:
         by themselves.
         """
         ended, self._tenure = self._tenure, None
+        if ended is not None:
+            self.on_lost(ended.grant, why)
         self._counters.leading = False
         self._unsure = False
         self._hearsay = self._said_holder = None
-        self._file.say_no(standby_claim(self._lock, boot=self._host.boot_id()))
+        self._file.say_no(standby_claim(self.lock, boot=self._host.boot_id()))
         self._resume.erase()
         self._event("not-leading", token=ended.grant.token if ended else None, why=why)
         self._publish()
@@ -183,12 +190,12 @@ class Leadership:
         if tenure is not None and not tenure.grant.deadline.passed(self._clock.now()):
             if self._by_the_rule(tenure.claim):
                 return tenure.claim
-            return standby_claim(self._lock, boot=self._host.boot_id())
+            return standby_claim(self.lock, boot=self._host.boot_id())
         known = self._hearsay
         if known is None or not self._fresh(known):
-            return standby_claim(self._lock, boot=self._host.boot_id())
+            return standby_claim(self.lock, boot=self._host.boot_id())
         return standby_claim(
-            self._lock, boot=self._host.boot_id(), holder=known.holder, seen=known.wall
+            self.lock, boot=self._host.boot_id(), holder=known.holder, seen=known.wall
         )
 
     def seconds_left(self) -> float:
@@ -234,7 +241,7 @@ class Leadership:
             return  # a look at a held lock can come a hundred times a second, a write need not
         self._said_holder = known
         claim = standby_claim(
-            self._lock, boot=self._host.boot_id(), holder=known.holder, seen=known.wall
+            self.lock, boot=self._host.boot_id(), holder=known.holder, seen=known.wall
         )
         try:
             self._file.say_no(claim)
@@ -248,4 +255,4 @@ class Leadership:
         self._changed = asyncio.Event()
 
     def _event(self, name: str, **fields: object) -> None:
-        self._log.event(name, lock=self._lock, **fields)
+        self._log.event(name, lock=self.lock, **fields)

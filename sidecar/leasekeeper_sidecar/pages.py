@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 
 from leasekeeper_sidecar import metrics
 from leasekeeper_sidecar.http import Answer, Route, Stream
@@ -15,9 +15,24 @@ from leasekeeper_sidecar.leadership import Leadership
 HEARTBEAT = 10.0  # seconds; proxies and clients give up on silent streams after 30 to 60
 
 
-def local_pages(leadership: Leadership, *, stream_name: str) -> dict[str, Route]:
-    """For the app. `stream_name` is fresh for every process, so that ids of two differ."""
+def local_pages(locks: Mapping[str, Leadership], *, stream_name: str) -> dict[str, Route]:
+    """For the app: by the lock's name under `/locks`, and an only lock at the root as well.
+    `stream_name` is fresh for every process, so that ids of two differ.
+    """
 
+    async def names() -> Answer:
+        return Answer(200, json.dumps({"locks": list(locks)}).encode() + b"\n")
+
+    routes: dict[str, Route] = {"/locks": names}
+    for name, leadership in locks.items():
+        pages = _pages_of(leadership, stream_name)
+        routes |= {f"/locks/{name}{path.rstrip('/')}": page for path, page in pages.items()}
+        if len(locks) == 1:
+            routes |= pages
+    return routes
+
+
+def _pages_of(leadership: Leadership, stream_name: str) -> dict[str, Route]:
     async def name() -> Answer:
         # What users of leader-elector have: {"name": HOLDER}; empty: unknown.
         return Answer(200, json.dumps({"name": leadership.current().holder}).encode() + b"\n")

@@ -55,14 +55,17 @@ def problems(tmp_path: Path, lock: Any, *argv: str, **environ: str) -> list[str]
 
 
 def redlock(config: Config) -> RedlockSettings:
-    assert isinstance(config.store, RedlockSettings)
-    return config.store
+    (lock,) = config.locks
+    assert isinstance(lock.store, RedlockSettings)
+    return lock.store
 
 
 def test_what_the_operator_publishes_is_understood(tmp_path: Path) -> None:
     config = load(tmp_path, LOCK, LEASEKEEPER_POD_NAMESPACE="shop")
-    assert config.lock == "shop/orders"
-    assert config.timings.renew_deadline == 10
+    (lock,) = config.locks
+    assert (lock.name, lock.short_name) == ("shop/orders", "orders")
+    assert lock.timings.renew_deadline == 10
+    assert config.folder(config.leader_dir, lock) == "/var/run/lock"
     store = redlock(config)
     assert store.membership.quorum == 2
     assert (store.username, store.password) == ("lock:shop/orders", "secret")
@@ -96,12 +99,24 @@ def test_all_mistakes_are_named_at_once(tmp_path: Path) -> None:
         LEASEKEEPER_HTTP_PORT="http",
         LEASEKEEPER_MIRROR="etcd",
         LEASEKEEPER_POD_NAME="not a pod",
+        LEASEKEEPER_DRAIN="soon",
+        LEASEKEEPER_ON_LOST="http://elsewhere/",
+        LEASEKEEPER_HEALTH="https://127.0.0.1/",
+        LEASEKEEPER_HEALTH_PERIOD="0",
+        LEASEKEEPER_HEALTH_FAILURES="1.5",
+        LEASEKEEPER_HEALTH_ESCAPE="-1",
     )
     named = [line.replace(f"{tmp_path}/lock.json: ", "").split(":")[0] for line in found]
     assert sorted(named) == [
         "--no-such-flag",
+        "LEASEKEEPER_DRAIN",
+        "LEASEKEEPER_HEALTH",
+        "LEASEKEEPER_HEALTH_ESCAPE",
+        "LEASEKEEPER_HEALTH_FAILURES",
+        "LEASEKEEPER_HEALTH_PERIOD",
         "LEASEKEEPER_HTTP_PORT",
         "LEASEKEEPER_MIRROR",
+        "LEASEKEEPER_ON_LOST",
         "LEASEKEEPER_POD_NAME",
         "lock",
         "redlock.membership",
@@ -163,6 +178,85 @@ def test_a_wrong_configuration_ends_with_2_and_no_traceback() -> None:
     assert "Traceback" not in done.stderr
 
 
+# -- without a file, and several locks -------------------------------------------------------------
+
+STOCK = LOCK | {"lock": "shop/stock"}
+
+
+def test_the_environment_alone_is_enough() -> None:
+    config = configuration.load([], {**POD, "LEASEKEEPER_CONFIG_JSON": json.dumps(LOCK)})
+    assert [lock.name for lock in config.locks] == ["shop/orders"]
+    assert redlock(config).password == "secret"
+
+
+def test_a_mistake_in_the_environment_names_its_key() -> None:
+    spoilt = [LOCK, STOCK | {"timings": {"retryPeriodSeconds": "2"}}]
+    with pytest.raises(ConfigurationError) as raised:
+        configuration.load([], {**POD, "LEASEKEEPER_CONFIG_JSON": json.dumps(spoilt)})
+    assert str(raised.value) == (
+        "LEASEKEEPER_CONFIG_JSON[1]: timings.retryPeriodSeconds: '2' is not a number of seconds"
+    )
+
+
+def test_several_locks_have_a_folder_each(tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in ("orders.json", "stock.json")]
+    for path, lock in zip(paths, (LOCK, STOCK), strict=True):
+        path.write_text(json.dumps(lock))
+    config = configuration.load([f"--config={paths[0]},{paths[1]}"], POD)
+    folders = [config.folder(config.leader_dir, lock) for lock in config.locks]
+    assert folders == ["/var/run/lock/orders", "/var/run/lock/stock"]
+
+
+@pytest.mark.parametrize(
+    ("locks", "what"),
+    [
+        ([LOCK, LOCK], "two locks are called 'orders'"),
+        ([LOCK, LOCK | {"lock": "bar/orders"}], "two locks are called 'orders'"),
+        ([LOCK, LOCK | {"lock": "shop/is-leader"}], "no lock can be called 'is-leader'"),
+        ([], "is a list of no locks"),
+    ],
+)
+def test_locks_that_cannot_stand_side_by_side_are_refused(
+    tmp_path: Path, locks: Any, what: str
+) -> None:
+    (line,) = problems(tmp_path, locks)
+    assert what in line
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "http://127.0.0.1:8080/lost",
+        "http://localhost:1/",
+        "http://[::1]:65535/a?b=c",
+        "http://127.0.0.1",
+    ],
+)
+def test_addresses_on_loopback_are_taken(tmp_path: Path, address: str) -> None:
+    told = {"LEASEKEEPER_ON_LOST": address, "LEASEKEEPER_HEALTH": address}
+    config = load(tmp_path, LOCK, **told)
+    assert (config.on_lost, config.health and config.health.address) == (address, address)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "http://10.0.0.1:8080/",
+        "http://127.0.0.1:0/",
+        "http://127.0.0.1:70000/",
+        "http://127.0.0.1.example.org/",
+        "http://127.0.0.1:80@example.org/",
+        "http://localhost:80/a b",
+        "http://localhost:80/a\r\nX: y",
+        "ftp://localhost/",
+        "lost",
+    ],
+)
+def test_other_addresses_are_not(tmp_path: Path, address: str) -> None:
+    (line,) = problems(tmp_path, LOCK, LEASEKEEPER_ON_LOST=address)
+    assert line.startswith("LEASEKEEPER_ON_LOST: ")
+
+
 def with_tls(tls: Any) -> dict[str, Any]:
     return LOCK | {"redlock": LOCK["redlock"] | {"tls": tls}}
 
@@ -206,7 +300,7 @@ SQL = {"host": "db", "database": "app", "username": "app", "password": "secret"}
 def test_a_database_is_understood_and_its_mistakes_are_named(tmp_path: Path, store: str) -> None:
     base = {key: LOCK[key] for key in ("version", "lock", "timings")} | {"store": store}
     config = load(tmp_path, base | {store: SQL | {"port": 1234, "table": "app.locks"}})
-    assert isinstance(config.store, SqlSettings)
+    assert isinstance(config.locks[0].store, SqlSettings)
     found = problems(tmp_path, base | {store: {"host": "", "port": "x", "table": "a b", "pw": 1}})
     keys = [line.replace(f"{tmp_path}/lock.json: {store}.", "").split(":")[0] for line in found]
     assert sorted(keys) == ["database", "host", "password", "port", "pw", "table", "username"]

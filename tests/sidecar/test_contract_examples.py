@@ -5,30 +5,39 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from leasekeeper_sidecar import metrics
 from leasekeeper_sidecar.claim import Claim, standby_claim
 from leasekeeper_sidecar.host import Proc
+from leasekeeper_sidecar.leader_file import LeaderFile
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "app-contract.md"
 HOST = Proc()
 LANGUAGES = {
+    "sh": ("example.sh", ["sh"]),
     "python": ("example.py", [sys.executable]),
     "go": ("example.go", ["go", "run"]),
     "java": ("Leader.java", ["java"]),
     "js": ("example.js", ["node"]),
 }
+TITLES = {"sh": "sh", "python": "Python", "go": "Go", "java": "Java", "js": "Node"}
 # Only what is on this machine; a test that is skipped would fail a run of CI.
 PRESENT = [name for name, (_, command) in LANGUAGES.items() if shutil.which(command[0])]
 
 
-def code(language: str) -> str:
-    found = re.search(rf"```{language}\n(.*?)```", PAGE.read_text(), re.DOTALL)
+def code(language: str, title: str = "") -> str:
+    """The block in this language that follows its title, in bold."""
+    title = re.escape(title or TITLES[language])
+    pattern = rf"\n\*\*{title}\*\*[^\n]*\n```{language}\n(.*?)```"
+    found = re.search(pattern, PAGE.read_text(), re.DOTALL)
     assert found, f"no example in {language}"
     return found.group(1)
 
@@ -43,6 +52,7 @@ def program(
     name, command = LANGUAGES[language]
     text = code(language)
     assert "/var/run/lock" in text
+    LeaderFile(str(folder)).install_programs()
     source = folder / name
     source.write_text(text.replace("/var/run/lock", str(folder)))
     if language == "go":
@@ -105,6 +115,71 @@ def test_an_example_says_yes_exactly_when_the_rule_does(
 def test_the_page_shows_every_language_that_it_promises() -> None:
     for language in LANGUAGES:
         assert code(language)
+
+
+# -- how a resource checks the token ---------------------------------------------------------------
+
+
+def test_the_databases_row_shuts_an_old_leader_out() -> None:
+    table, row, update = code("sql", "A database").split(";\n")[:3]
+    with sqlite3.connect(":memory:") as database:
+        database.execute(table)
+        database.execute(row)
+        admitted = [
+            database.execute(update, {"token": token}).rowcount == 1 for token in (7, 9, 9, 7, 10)
+        ]
+    assert admitted == [True, True, True, False, True]
+
+
+class ObjectStore:
+    """One object; a write on condition of its ETag. Somebody may come in between."""
+
+    def __init__(self) -> None:
+        self.contents, self.metadata, self.etag = "", dict[str, str](), 0
+        self.in_between: Callable[[], None] = lambda: None
+
+    def get(self, _: str) -> tuple[str, dict[str, str], int]:
+        seen = (self.contents, self.metadata, self.etag)
+        come, self.in_between = self.in_between, lambda: None
+        come()
+        return seen
+
+    def put(self, _: str, contents: str, metadata: dict[str, str], *, if_match: int) -> bool:
+        if if_match != self.etag:
+            return False
+        self.contents, self.metadata, self.etag = contents, metadata, self.etag + 1
+        return True
+
+
+def test_the_object_store_shuts_an_old_leader_out_also_one_that_was_paused_in_between() -> None:
+    namespace: dict[str, Any] = {}
+    exec(code("python", "An object store"), namespace)
+    write, store = namespace["write_fenced"], ObjectStore()
+    assert write(store, "k", 7, lambda old: old + "a")
+    store.in_between = lambda: write(store, "k", 9, lambda old: old + "b")
+    assert not write(store, "k", 7, lambda old: old + "c"), "it had read before the later one wrote"
+    assert store.contents == "ab"
+    assert write(store, "k", 9, lambda old: old + "d")
+
+
+def test_the_service_shuts_an_old_leader_out() -> None:
+    namespace: dict[str, Any] = {}
+    exec(code("python", "An HTTP service of yours"), namespace)
+    admitted, fences = namespace["admitted"], dict[str, int]()
+    tokens = ("7", "9", "8", "9", "", "-1", "x", "10")
+    assert [admitted(fences, "orders", token) for token in tokens] == [
+        True, True, False, True, False, False, False, True,
+    ]  # fmt: skip
+    assert admitted(fences, "stock", "1"), "another lock counts for itself"
+
+
+def test_the_page_names_every_metric() -> None:
+    page = PAGE.read_text()
+    source = Path(metrics.__file__).read_text()
+    names = set(re.findall(r'(?:gauge|by|plain|_counter)\(\s*"(?:outcome", ")?([a-z_]+)"', source))
+    assert len(names) > 10
+    for name in names:
+        assert f"leasekeeper_{name}" in page or f"`{name}" in page, name
 
 
 def test_the_page_names_every_field_of_the_file() -> None:

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 import pytest
 from leasekeeper_sidecar.diagnosis import Explaining
 from leasekeeper_sidecar.log import Log
+from leasekeeper_sidecar.metrics import Counters
 
 from leasekeeper.clock import Instant
-from leasekeeper.lease import Acquired, Held, Unavailable
-from leasekeeper.redlock.store import RedlockStore
+from leasekeeper.lease import Acquired, Held, LeaseStore, Unavailable
 
 
 @dataclass
@@ -41,7 +41,14 @@ async def said(
 ) -> list[str]:
     store, clock = Scripted(list(outcomes)), Clock()
     # A part of a store stands for the whole one here.
-    explaining = Explaining(store, lock="a/b", every=15, clock=clock, log=Log())  # type: ignore[arg-type]
+    explaining = Explaining(
+        store,  # type: ignore[arg-type]
+        lock="a/b",
+        every=15,
+        clock=clock,
+        log=Log(),
+        counters=Counters(),
+    )
     for expected in outcomes:
         assert await explaining.acquire() is expected
         clock.time += step
@@ -66,13 +73,18 @@ async def test_causes_that_change_all_the_time_do_not_fill_the_log(
     assert len(await said(changing, capfd)) == 3
 
 
+async def test_a_pause_is_not_called_a_missing_quorum(capfd: pytest.CaptureFixture[str]) -> None:
+    lines = await said([Unavailable({"0": "PAUSED 7", "1": "PAUSED 7"})], capfd)
+    assert lines == ['kept-out lock=a/b causes="0: PAUSED 7; 1: PAUSED 7"']
+
+
 async def test_a_split_vote_is_no_news(capfd: pytest.CaptureFixture[str]) -> None:
     assert await said([Unavailable({"0": "HELD"}, retry_in=0.01)], capfd) == []
 
 
 def test_every_call_of_a_store_is_passed_on() -> None:
     """Explaining must not fall behind the protocol that it stands in for."""
-    public = {name for name in vars(RedlockStore) if not name.startswith("_")}
+    public = {name for name in vars(LeaseStore) if not name.startswith("_")}
     assert public <= set(vars(Explaining)), public - set(vars(Explaining))
 
 

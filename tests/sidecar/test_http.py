@@ -57,21 +57,29 @@ class Site:
             log=Log(),
         )
         self.leadership.start()
-        routes = pages.local_pages(self.leadership, stream_name="n") | pages.pod_pages(
+        routes = pages.local_pages({"orders": self.leadership}, stream_name="n") | pages.pod_pages(
             overdue=lambda: self.overdue,
             ready=lambda: self.ready,
             patience=2.0,
-            page=Page(self.counters, self.reading),
+            page=Page(lambda: [self.reading()], lambda: self.server.refused),
         )
-        self.server = http.Server(
-            routes, counters=self.counters, budget=http.Budget(), connections=8, streams=2
-        )
+        self.server = http.Server(routes, budget=http.Budget(), connections=8, streams=2)
         self.port = 0
 
     def reading(self) -> Reading:
         claim = self.leadership.current()
         left = self.leadership.seconds_left()
-        return Reading("shop/orders", "orders", claim.leader, claim.token, left, 0.1, False)
+        return Reading(
+            "shop/orders",
+            "orders",
+            claim.leader,
+            claim.token,
+            left,
+            0.1,
+            False,
+            self.counters,
+            quorum_margin=2 if claim.leader else None,
+        )
 
     def lead(self, seconds: float = 30, token: int = 7) -> None:
         deadline = Deadline(CLOCK.now(), seconds)
@@ -228,6 +236,9 @@ async def test_one_connection_can_ask_twice(site: Site) -> None:
         ("POST /leader", 405),
         ("HEAD /leader", 503),
         ("GET /leader?x=1", 503),
+        ("GET /locks/orders/leader", 503),
+        ("GET /locks/orders", 200),
+        ("GET /locks/stock/leader", 404),
         ("rubbish\r\n\r\n", 400),
         ("GET /leader HTTP/1.1\r\n\r\n", 400),
         ("GET / HTTP/1.1\r\nHost: x\r\nX: " + "y" * 20000 + "\r\n\r\n", 431),
@@ -250,7 +261,7 @@ async def test_idle_connections_cannot_lock_out_the_kubelet(site: Site) -> None:
     idle = [await site.connect() for _ in range(40)]
     assert (await site.ask("GET /healthz")).status == 200
     assert len(site.server._waiting) + len(site.server._serving) <= 8
-    assert site.counters.http_refused >= 32
+    assert site.server.refused >= 32
     for _, writer in idle:
         writer.transport.abort()
 
@@ -308,7 +319,7 @@ class Turns(http.Server):
     """Counts what each turn of the loop does for clients, and what the busy ones cost."""
 
     def __init__(self, site: Site, budget: http.Budget) -> None:
-        super().__init__(site.server._routes, counters=site.counters, budget=budget)
+        super().__init__(site.server._routes, budget=budget)
         self.port = self.listen("127.0.0.1", 0)
         self._done = 0
         self.most = 0

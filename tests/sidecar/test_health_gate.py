@@ -1,0 +1,95 @@
+"""When a pod whose app is ill may lead, and when not; with a clock that the test moves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from leasekeeper_sidecar.health import Gate
+
+from leasekeeper.clock import Instant
+
+PERIOD, LEASE, ESCAPE = 5.0, 15.0, 300.0
+
+
+@dataclass
+class Pod:
+    """One pod that leads when it may and nobody else does. `others` lead if they are there."""
+
+    others: bool = False
+    leading: bool = False
+    time: float = 0.0
+    gate: Gate = field(default_factory=lambda: Gate(3, ESCAPE, encore=LEASE))
+
+    def look(self, well: bool) -> bool:
+        self.time += PERIOD
+        now = Instant(self.time, self.time)
+        may = self.gate.look(
+            well, leading=self.leading, somebody=self.others and not self.leading, now=now
+        )
+        self.leading = may and (self.leading or not self.others)
+        return may
+
+    def looks(self, well: bool, seconds: float) -> list[bool]:
+        return [self.look(well) for _ in range(round(seconds / PERIOD))]
+
+
+def test_a_pod_leads_when_its_app_has_been_well_once() -> None:
+    pod = Pod()
+    assert not pod.look(well=False), "an app that starts cannot lead yet"
+    assert pod.look(well=True)
+
+
+def test_leadership_ends_at_the_threshold_and_not_before() -> None:
+    pod = Pod()
+    pod.look(well=True)
+    assert [pod.look(well=False) for _ in range(3)] == [True, True, False]
+
+
+def test_a_good_look_in_between_starts_the_count_anew() -> None:
+    pod = Pod()
+    pod.look(well=True)
+    for _ in range(5):
+        assert [pod.look(well=False), pod.look(well=False), pod.look(well=True)] == [True] * 3
+
+
+def test_an_ill_pod_stays_out_until_it_is_well_while_others_lead() -> None:
+    pod = Pod()
+    pod.look(well=True)
+    pod.looks(False, 15)
+    pod.others = True
+    assert not any(pod.looks(False, 10 * ESCAPE)), "somebody leads: there is nothing to escape from"
+    assert pod.look(well=True)
+
+
+def test_nobody_leads_cannot_last_for_ever() -> None:
+    pod = Pod()
+    pod.look(well=True)
+    pod.looks(False, 10)
+    out = pod.looks(False, ESCAPE)
+    assert not any(out)
+    assert pod.look(well=False), "nobody led for the whole time of the escape"
+
+
+def test_an_ill_leader_gives_way_after_as_long_again_and_is_back_soon_if_nobody_came() -> None:
+    pod = Pod()
+    pod.looks(False, ESCAPE + PERIOD)
+    assert pod.leading
+    assert pod.looks(False, ESCAPE) == [True] * 60
+    gave_way = pod.looks(False, LEASE + 2 * PERIOD)
+    assert gave_way[0] is False
+    assert gave_way[-1] is True, "nobody was better: it need not wait for the whole escape again"
+
+
+def test_an_ill_leader_that_gave_way_to_another_waits_for_the_whole_escape_again() -> None:
+    pod = Pod()
+    pod.looks(False, 2 * ESCAPE + PERIOD)
+    assert pod.looks(False, PERIOD) == [False]
+    pod.others = True
+    pod.look(well=False)
+    pod.others = False
+    assert not any(pod.looks(False, ESCAPE - PERIOD))
+
+
+def test_a_tenure_that_a_killed_sidecar_left_survives_a_few_bad_looks() -> None:
+    pod = Pod(leading=True)
+    assert [pod.look(well=False) for _ in range(3)] == [True, True, False]
