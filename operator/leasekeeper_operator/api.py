@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 from urllib.parse import quote
 
 import aiohttp
@@ -99,6 +99,19 @@ class Conflict(ApiError):
     """Somebody else was first: read again, and decide again."""
 
 
+async def client_configuration(kubeconfig: str | None = None) -> Any:
+    """Where the API server is and who we are to it, as the official client has it."""
+    from kubernetes.aio.client.configuration import Configuration
+    from kubernetes.aio.config import load_incluster_config, load_kube_config
+
+    configuration = Configuration()
+    if path := kubeconfig or os.environ.get("KUBECONFIG"):
+        await load_kube_config(path, client_configuration=configuration)  # type: ignore[no-untyped-call]
+    else:
+        load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+    return configuration
+
+
 class Api:
     """Talks to the API server as the operator."""
 
@@ -106,19 +119,12 @@ class Api:
         self._client = client
 
     @classmethod
-    async def connect(cls, kubeconfig: str | None = None) -> Api:
+    async def connect(cls, kubeconfig: str | None = None) -> Self:
         """By this file, or KUBECONFIG's; else as the pod that this process runs in."""
         # Here, because it costs 20 MiB and half a second, and tests of pure functions need none.
         from kubernetes.aio.client.api_client import ApiClient
-        from kubernetes.aio.client.configuration import Configuration
-        from kubernetes.aio.config import load_incluster_config, load_kube_config
 
-        configuration = Configuration()
-        if path := kubeconfig or os.environ.get("KUBECONFIG"):
-            await load_kube_config(path, client_configuration=configuration)  # type: ignore[no-untyped-call]
-        else:
-            load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
-        return cls(ApiClient(configuration))
+        return cls(ApiClient(await client_configuration(kubeconfig)))
 
     async def close(self) -> None:
         await self._client.close()

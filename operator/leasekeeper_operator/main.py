@@ -8,7 +8,7 @@ import contextlib
 import logging
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from typing import Any, cast
 
@@ -19,6 +19,7 @@ from leasekeeper import __version__
 from leasekeeper.lease import ConfigurationError
 from leasekeeper_operator.api import ENSEMBLE, LOCK, Api, ApiError
 from leasekeeper_operator.apply import Applier
+from leasekeeper_operator.election import Deadman, Election, LeaderApi
 from leasekeeper_operator.ensemble import EnsembleReconciler
 from leasekeeper_operator.lock import LockReconciler
 from leasekeeper_operator.model import Key
@@ -33,11 +34,17 @@ WORKERS = 8
 """Keys that are worked on at once. Each waits for the network nearly all the time; more would only
 ask more of the API server at a start with many locks."""
 
+CLOSE_SECONDS = 3.0
+"""For kopf to end. It has nothing to save, and the Lease was given back before."""
+
 
 class Health:
-    """/healthz: the event loop turns. /readyz: pods can be injected, and changes are seen."""
+    """/healthz: the event loop turns, and the election with it. /readyz: pods can be injected, and
+    somebody leads. Whether it is us does not matter: a standby is as ready as a leader.
+    """
 
-    def __init__(self, watching: asyncio.Event, webhook: Webhook | None) -> None:
+    def __init__(self, election: Election, watching: asyncio.Event, webhook: Webhook | None):
+        self._election = election
         self._watching = watching
         self._webhook = webhook
 
@@ -45,14 +52,20 @@ class Health:
     def why_not_ready(self) -> str:
         if self._webhook is not None and not self._webhook.serving:
             return "the webhook does not serve yet"
-        return "" if self._watching.is_set() else "the watches do not run yet"
+        if not self._election.knows.is_set():
+            return "no replica leads yet"
+        if self._election.leads and not self._watching.is_set():
+            return "the watches do not run yet"
+        return ""
 
     async def _readyz(self, _: web.Request) -> web.Response:
         why = self.why_not_ready
         return web.Response(text=f"{why or 'ok'}\n", status=503 if why else 200)
 
     async def _healthz(self, _: web.Request) -> web.Response:
-        return web.Response(text="ok\n")
+        if self._election.alive:
+            return web.Response(text="ok\n")
+        return web.Response(text="the election stands still\n", status=503)
 
     @contextlib.asynccontextmanager
     async def serve(self, port: int) -> AsyncIterator[None]:
@@ -69,7 +82,7 @@ class Health:
 
 
 class Operator:
-    """Everything between the API server and the nodes; tests start it without `main`."""
+    """Everything between the API server and the nodes, in the elected replica."""
 
     def __init__(
         self, api: Api, settings: Settings, ensembles: EnsembleReconciler, queue: Queue
@@ -78,6 +91,10 @@ class Operator:
         self._queue = queue
         self._ensembles = ensembles
         self._locks = LockReconciler(api, Applier(api), settings, ensembles.locks_changed)
+        self._workers: list[asyncio.Task[None]] = []
+        self._stop = asyncio.Event()
+        self._stopped = asyncio.Event()
+        self._stopped.set()
         self.watching = asyncio.Event()
 
     async def reconcile(self, key: Key) -> float | None:
@@ -85,44 +102,59 @@ class Operator:
             return await self._ensembles.reconcile(key)
         return await self._locks.reconcile(key)
 
-    async def run(self) -> None:
-        """Until a signal (kopf listens for SIGTERM and SIGINT) or a cancellation."""
+    async def run(self, listen: Callable[[], None]) -> None:
+        """Until `close`. `listen` is called when kopf has taken the signals for itself."""
+        self._stopped.clear()
         # Before kopf: it takes every task that is made after its start for one of its own.
-        workers = self._queue.start(self.reconcile, WORKERS)
-        registry = Watches(self._queue, self._ensembles).registry()
-
-        async def stop_work(**_: Any) -> None:
-            for worker in workers:
-                worker.cancel()
-            await asyncio.gather(*workers, return_exceptions=True)
-
-        # Early: kopf waits for what the workers have begun, and they would begin more.
-        kopf.on.cleanup(registry=registry)(stop_work)
+        self._workers = self._queue.start(self.reconcile, WORKERS)
+        before = asyncio.all_tasks()
+        tasks = await kopf.spawn_tasks(
+            registry=Watches(self._queue, self._ensembles).registry(),
+            settings=watch_settings(),
+            standalone=True,
+            clusterwide=True,
+            # Given, because kopf would else ask for the user's name, and a container whose uid
+            # has no line in /etc/passwd has none.
+            identity=cast(Any, "leasekeeper"),
+            ready_flag=self.watching,
+            stop_flag=self._stop,
+        )
+        listen()
         try:
-            await kopf.operator(
-                registry=registry,
-                settings=watch_settings(),
-                standalone=True,
-                clusterwide=True,
-                # Given, because kopf would else ask for the user's name, and a container whose uid
-                # has no line in /etc/passwd has none.
-                identity=cast(Any, "leasekeeper"),
-                ready_flag=self.watching,
-            )
+            await kopf.run_tasks(tasks, ignored=before)
         finally:
-            await stop_work()
+            await self.rest()
             await self._ensembles.close()
+            self._stopped.set()
+
+    async def rest(self) -> None:
+        """Ends the work on keys; the watches go on, and write nothing."""
+        for worker in self._workers:
+            worker.cancel()
+        await asyncio.gather(*self._workers, return_exceptions=True)
+
+    async def close(self) -> None:
+        self._stop.set()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await self._stopped.wait()
 
 
-async def run(settings: Settings) -> None:
+async def run(settings: Settings, deadman: Deadman | None = None) -> None:
     async with AsyncExitStack() as stack:
         api = await Api.connect()
         stack.push_async_callback(api.close)
+        election = await Election.join(
+            settings.namespace, settings.election_lease, settings.election_lease_seconds, deadman
+        )
+        leader_api = await LeaderApi.behind(election.gate)
+        stack.push_async_callback(leader_api.close)
         queue = Queue()
-        ensembles = EnsembleReconciler(api, Applier(api), settings, queue)
-        operator = Operator(api, settings, ensembles, queue)
+        ensembles = EnsembleReconciler(leader_api, Applier(leader_api), settings, queue)
+        operator = Operator(leader_api, settings, ensembles, queue)
+        stack.push_async_callback(operator.close)
         webhook = Webhook(api, settings) if settings.webhook_service else None
-        health = Health(operator.watching, webhook)
+        health = Health(election, operator.watching, webhook)
         await stack.enter_async_context(health.serve(settings.http_port))
         if webhook is not None:
             await stack.enter_async_context(webhook.serve())
@@ -130,8 +162,8 @@ async def run(settings: Settings) -> None:
             stack.callback(keeper.cancel)
         log.info("started version=%s namespace=%s", __version__, settings.namespace)
         await wait_for_kinds(api)
-        await operator.run()
-        log.info("stopped")
+        await election.run(lambda: operator.run(election.listen), operator.rest)
+    log.info("stopped")
 
 
 async def wait_for_kinds(api: Api) -> None:
@@ -156,7 +188,9 @@ def main() -> None:
         level=settings.log_level, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stdout
     )
     quiet_logs()
-    asyncio.run(run(settings))
+    deadman = Deadman()
+    with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(deadman)) as runner:
+        runner.run(run(settings, deadman))
 
 
 def parse_arguments() -> None:
@@ -182,6 +216,9 @@ All settings are environment variables:
                                      (none: no webhook is served)
   LEASEKEEPER_WEBHOOK_CONFIGURATION  MutatingWebhookConfiguration that is given the CA (none)
   LEASEKEEPER_WEBHOOK_PORT           port of the webhook: TLS, path /inject (9443)
+  LEASEKEEPER_ELECTION_LEASE         Lease, in the own namespace, by which one of several replicas
+                                     is elected (leasekeeper-operator)
+  LEASEKEEPER_ELECTION_LEASE_SECONDS how long after its last renewal a dead leader is succeeded (15)
   LEASEKEEPER_HTTP_PORT              port of /healthz and /readyz (8080)
   LEASEKEEPER_LOG_LEVEL              DEBUG, INFO, WARNING or ERROR (INFO)
   KUBECONFIG                         how to reach the API server (none: as the pod it runs in)

@@ -14,6 +14,9 @@ DEFAULT_SIDECAR_RESOURCES: Object = {
     "limits": {"memory": "64Mi"},
 }
 
+SHORTEST_LEASE = 3.0
+"""Of the election, in seconds: the API server's slowest answers must fit into a third of it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
@@ -35,6 +38,10 @@ class Settings:
     """MutatingWebhookConfiguration that is given the CA. Empty: none."""
     webhook_port: int = 9443
     """Port of the webhook (TLS, path /inject)."""
+    election_lease: str = "leasekeeper-operator"
+    """Lease, in the own namespace, by which one of several replicas is elected."""
+    election_lease_seconds: float = 15.0
+    """How long after its last renewal a dead leader is succeeded."""
     http_port: int = 8080
     """Port of /healthz and /readyz."""
     log_level: str = "INFO"
@@ -65,6 +72,15 @@ class Settings:
                 raise ConfigurationError(f"LEASEKEEPER_{name} ({value!r}) must be a port's number")
             return int(value)
 
+        def seconds(name: str, default: float) -> float:
+            value = text(name, str(default))
+            number = float(value) if value.replace(".", "", 1).isdecimal() else 0.0
+            if not SHORTEST_LEASE <= number <= 3600:
+                raise ConfigurationError(
+                    f"LEASEKEEPER_{name} ({value!r}) must be seconds, {SHORTEST_LEASE:g} to 3600"
+                )
+            return number
+
         return cls(
             namespace=text("NAMESPACE"),
             default_ensemble=text("DEFAULT_ENSEMBLE", "default"),
@@ -74,6 +90,8 @@ class Settings:
             webhook_service=text("WEBHOOK_SERVICE", ""),
             webhook_configuration=text("WEBHOOK_CONFIGURATION", ""),
             webhook_port=port("WEBHOOK_PORT", 9443),
+            election_lease=text("ELECTION_LEASE", "leasekeeper-operator"),
+            election_lease_seconds=seconds("ELECTION_LEASE_SECONDS", 15.0),
             http_port=port("HTTP_PORT", 8080),
             log_level=text("LOG_LEVEL", "INFO").upper(),
         )

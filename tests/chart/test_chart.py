@@ -148,6 +148,42 @@ def test_the_role_is_the_list_that_the_operator_is_tested_with(render: Render) -
     assert one(manifests, "ClusterRole")["rules"] == documented["rules"]
 
 
+def test_the_election_has_the_rights_that_the_operators_readme_lists(render: Render) -> None:
+    text = (REPOSITORY / "operator" / "leasekeeper_operator" / "README.md").read_text()
+    (block,) = re.findall(r"```yaml\n(namespaced:.*?)```", text, re.DOTALL)
+    manifests = render()
+    container = one(manifests, "Deployment")["spec"]["template"]["spec"]["containers"][0]
+    environment = {entry["name"]: entry.get("value") for entry in container["env"]}
+    lease = environment["LEASEKEEPER_ELECTION_LEASE"] or ""
+    documented = yaml.safe_load(block.replace("<LEASEKEEPER_ELECTION_LEASE>", lease))
+    role, binding = one(manifests, "Role"), one(manifests, "RoleBinding")
+    assert role["rules"] == documented["namespaced"]
+    assert binding["roleRef"]["name"] == role["metadata"]["name"]
+    account = one(manifests, "ServiceAccount")["metadata"]["name"]
+    assert [subject["name"] for subject in binding["subjects"]] == [account]
+
+
+def test_replicas_are_spread_and_evicted_one_at_a_time(render: Render) -> None:
+    manifests = render()
+    deployment = one(manifests, "Deployment")["spec"]
+    pod = deployment["template"]
+    budget = one(manifests, "PodDisruptionBudget")["spec"]
+    assert deployment["replicas"] == 2
+    assert deployment["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
+    assert budget["maxUnavailable"] == 1
+    assert budget["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+    spread = pod["spec"]["topologySpreadConstraints"]
+    assert [rule["whenUnsatisfiable"] for rule in spread] == ["ScheduleAnyway"] * 2
+    for rule in spread:
+        assert rule["labelSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+
+
+def test_a_single_replica_has_no_disruption_budget(render: Render) -> None:
+    """It would keep every machine that it runs on from being drained."""
+    kinds = [manifest["kind"] for manifest in render("operator.replicas=1")]
+    assert "PodDisruptionBudget" not in kinds
+
+
 def test_crds_are_those_of_the_repository() -> None:
     ours = {file.name: file.read_text() for file in (CHART / "crds").glob("*")}
     source = {file.name: file.read_text() for file in (REPOSITORY / "crds").glob("*.yaml")}

@@ -59,6 +59,8 @@ def test_schema_and_values_have_the_same_top_level_keys() -> None:
     ("value", "sentence"),
     [
         ("replicas=2", "Additional property replicas is not allowed"),
+        ("operator.replicas=-1", "operator.replicas: Must be greater than or equal to 0"),
+        ("operator.leaseSeconds=2", "Must be greater than or equal to 3"),
         ("operator.imagee=x", "operator: Additional property imagee is not allowed"),
         ("sidecar.image.tagg=x", "sidecar.image: Additional property tagg is not allowed"),
         ("defaultEnsemble.nodes=4", "nodes must be one of the following: 3, 5, 7, 9"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -19,7 +20,7 @@ import pytest
 import yaml
 from servers import free_port
 
-from tests.operator.conftest import REPOSITORY, Cluster, eventually
+from tests.operator.conftest import REPOSITORY, Cluster, Refusal, eventually
 
 Object = dict[str, Any]
 README = REPOSITORY / "operator" / "leasekeeper_operator" / "README.md"
@@ -28,10 +29,16 @@ README = REPOSITORY / "operator" / "leasekeeper_operator" / "README.md"
 class Operator:
     """A child process; its kubeconfig is that of a service account."""
 
-    def __init__(self, cluster: Cluster, home: Path) -> None:
+    program: tuple[str, ...] = ("-m", "leasekeeper_operator.main")
+
+    def __init__(
+        self, cluster: Cluster, home: Path, namespace: str = "", account: str = "operator"
+    ) -> None:
         self.cluster = cluster
-        self.namespace = cluster.namespace()
+        self.namespace = namespace or cluster.namespace()
+        self.account = account
         self.home = home
+        home.mkdir(exist_ok=True)
         self.port = free_port()
         self.log = home / "operator.log"
         self._child: subprocess.Popen[bytes] | None = None
@@ -39,15 +46,21 @@ class Operator:
     def grant(self) -> None:
         blocks = re.findall(r"```yaml\n(rules:.*?)```", README.read_text(), re.DOTALL)
         (rules,) = (yaml.safe_load(block)["rules"] for block in blocks)
+        (election,) = re.findall(r"```yaml\n(namespaced:.*?)```", README.read_text(), re.DOTALL)
+        election = election.replace("<LEASEKEEPER_ELECTION_LEASE>", "leasekeeper-operator")
         for rule in rules:
             if "resourceNames" in rule:
                 rule["resourceNames"] = [self.namespace]
         rbac = "rbac.authorization.k8s.io"
-        subject = {"kind": "ServiceAccount", "name": "operator", "namespace": self.namespace}
+        subject = {"kind": "Group", "name": f"system:serviceaccounts:{self.namespace}"}
         role = {"apiVersion": f"{rbac}/v1", "kind": "ClusterRole"}
         name = {"metadata": {"name": self.namespace}}
-        self.cluster.run("-n", self.namespace, "create", "serviceaccount", "operator")
         self.cluster.apply({**role, **name, "rules": rules})
+        place = {"metadata": {"name": "election", "namespace": self.namespace}}
+        own = yaml.safe_load(election)["namespaced"]
+        self.cluster.apply({**role, "kind": "Role", **place, "rules": own})
+        bind = ("create", "rolebinding", "election", "--role=election")
+        self.cluster.run("-n", self.namespace, *bind, f"--group={subject['name']}")
         self.cluster.apply(
             {
                 "apiVersion": f"{rbac}/v1",
@@ -59,14 +72,16 @@ class Operator:
         )
 
     def kubeconfig(self) -> str:
-        token = self.cluster.run("-n", self.namespace, "create", "token", "operator").strip()
+        with contextlib.suppress(Refusal):
+            self.cluster.run("-n", self.namespace, "create", "serviceaccount", self.account)
+        token = self.cluster.run("-n", self.namespace, "create", "token", self.account).strip()
         config = yaml.safe_load(Path(self.cluster.kubeconfig).read_text())
         config["users"] = [{"name": config["users"][0]["name"], "user": {"token": token}}]
         path = self.home / "kubeconfig"
         path.write_text(yaml.safe_dump(config))
         return str(path)
 
-    def start(self) -> None:
+    def start(self, **more: str) -> None:
         environment = {
             "PATH": os.environ["PATH"],
             "KUBECONFIG": self.kubeconfig(),
@@ -76,10 +91,11 @@ class Operator:
             "LEASEKEEPER_WEBHOOK_CONFIGURATION": self.namespace,
             "LEASEKEEPER_WEBHOOK_PORT": str(free_port()),
             "LEASEKEEPER_HTTP_PORT": str(self.port),
+            **more,
         }
         with self.log.open("ab") as log:
             self._child = subprocess.Popen(
-                [sys.executable, "-m", "leasekeeper_operator.main"],
+                [sys.executable, *self.program],
                 env=environment,
                 stdout=log,
                 stderr=log,

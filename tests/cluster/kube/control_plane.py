@@ -20,7 +20,7 @@ import contextlib
 import socket
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -45,9 +45,16 @@ class ControlPlane:
     """One API server with an etcd of its own. `directory` should be short-lived: keys, data and
     logs are written there."""
 
-    def __init__(self, directory: Path | str, controller_manager: bool = False) -> None:
+    def __init__(
+        self,
+        directory: Path | str,
+        controller_manager: bool = False,
+        flags: Sequence[str] = (),
+    ) -> None:
+        """`flags`: further ones of the API server."""
         self.directory = Path(directory).absolute()
         self._with_controller_manager = controller_manager
+        self._flags = flags
         self._programs = Path()
         self._running: list[tuple[str, subprocess.Popen[bytes]]] = []
         self.server = ""
@@ -97,7 +104,7 @@ class ControlPlane:
             components.etcd(self._programs, data, client_port=client_port, peer_port=peer_port)
         )
         # A loopback address may not be an endpoint: nobody announces this server as a service.
-        extra = ["--endpoint-reconciler-type=none"]
+        extra = ["--endpoint-reconciler-type=none", *self._flags]
         if not self._with_controller_manager:
             extra.append("--disable-admission-plugins=ServiceAccount")
         self._api_server = components.api_server(
