@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import signal
@@ -15,6 +14,7 @@ from leasekeeper import __version__
 from leasekeeper.lease import ConfigurationError
 from leasekeeper.redlock.agent import Agent, Settings, WrongServer
 from leasekeeper.redlock.blocking import BadCredentials, Untrusted, parse_server
+from leasekeeper.redlock.known_lists import parse_membership
 from leasekeeper.redlock.log import log
 from leasekeeper.redlock.membership import Membership
 from leasekeeper.redlock.password_file import PasswordFile
@@ -22,6 +22,7 @@ from leasekeeper.redlock.registry import FileRegistry
 from leasekeeper.redlock.status_page import Status, parse_http, serve
 from leasekeeper.redlock.tls import Tls
 from leasekeeper.redlock.users_file import UsersFile
+from leasekeeper.redlock.watched_file import WatchedFile
 
 EXIT_STOPPED, EXIT_CONFIGURATION, EXIT_CREDENTIALS, EXIT_WRONG_SERVER = 0, 2, 3, 4
 
@@ -187,14 +188,12 @@ def _read(path: str, option: str) -> str:
         raise ConfigurationError(f"{option} {path}: {why}; name a file that can be read") from None
 
 
+def _membership(path: str, option: str) -> Membership:
+    return parse_membership(_read(path, option), f"{option} {path}")
+
+
 def _settings(options: argparse.Namespace) -> Settings:
-    text = _read(options.membership, "--membership")
-    try:
-        membership = Membership.from_json(json.loads(text))
-    except (ValueError, RecursionError) as wrong:
-        raise ConfigurationError(f"--membership {options.membership}: not JSON: {wrong}") from None
-    except ConfigurationError as wrong:
-        raise ConfigurationError(f"--membership {options.membership}: {wrong}") from None
+    membership = _membership(options.membership, "--membership")
     ids = [node.id for node in membership.nodes]
     if options.node not in ids:
         raise ConfigurationError(
@@ -210,6 +209,9 @@ def _settings(options: argparse.Namespace) -> Settings:
         node=options.node,
         server=parse_server(options.server),
         membership=membership,
+        membership_file=WatchedFile(
+            options.membership, what="membership file", advice="the last one stays in use"
+        ),
         agent_password=_password(options.credentials, "agent"),
         peer_password=_password(options.credentials, "peer"),
         tls=_tls(options),

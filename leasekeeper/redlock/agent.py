@@ -1,8 +1,8 @@
 """The agent beside one server: counts its time, and takes it through its life.
 
-One thread that blocks. While the node is open it does little else than tick; while it is closed it
-asks its peers. Each way out of the inner loops leads back to `_session`, which looks at the memory
-and judges it anew:
+One thread that blocks. While the node is open it does little else than tick (`serving.py`); while
+it is closed it asks its peers, which is here. Each way out of the inner loops leads back to
+`_session`, which looks at the memory and judges it anew:
 
     connection broken       connect again; the same life goes on where it was
     memory lost or changed  close, begin a new life
@@ -29,23 +29,22 @@ from leasekeeper.redlock.blocking import (
     Refusal,
     Untrusted,
 )
-from leasekeeper.redlock.life import Life, Memory, judge_memory, left_behind, listed_anew, next_step
+from leasekeeper.redlock.known_lists import KnownLists
+from leasekeeper.redlock.life import Life, Memory, judge_memory, list_to_vote_by, next_step
 from leasekeeper.redlock.local_server import LocalServer, MemoryChanged, Unfit
 from leasekeeper.redlock.log import log
 from leasekeeper.redlock.membership import Membership
 from leasekeeper.redlock.peers import Peers
-from leasekeeper.redlock.registry import NodeView, Record, Registry, birth_arguments, decide_birth
-from leasekeeper.redlock.server_certificate import ServerCertificate
+from leasekeeper.redlock.registry import NodeView, Registry, decide_birth
+from leasekeeper.redlock.serving import TIMEOUT, Serving, Surroundings
 from leasekeeper.redlock.status_page import Status
-from leasekeeper.redlock.ticker import Ticked, Ticker, raw_clock
+from leasekeeper.redlock.ticker import raw_clock
 from leasekeeper.redlock.tls import Tls
 from leasekeeper.redlock.users_file import UsersFile
+from leasekeeper.redlock.watched_file import WatchedFile
 
-TIMEOUT = 1.0  # of a call to the server beside us; a longer silence costs a new registration
 RETRY = 0.2  # between two attempts to reach the server: it may be starting right now
 POLL = 0.2  # between two looks at the peers while closed
-LOOK = 5.0  # between two looks at the settings of an open node, which a person may change
-STANDSTILL = 1.0  # another agent whose ticks stand still for this long is taken for dead
 BIRTH_PATIENCE = 30.0  # after this, a quorum is born without the members that nobody has seen
 
 
@@ -58,6 +57,10 @@ class Settings:
     node: str
     server: str | tuple[str, int]
     membership: Membership
+    membership_file: WatchedFile | None = None
+    """Where it was read from, if that may change. A newer list has no effect by itself: nodes come
+    to it by a change of membership (`change.py`), or after the others when they were left behind.
+    """
     agent_password: Callable[[], str]
     """Asked for each connection: passwords are rotated while an agent runs."""
     peer_password: Callable[[], str]
@@ -70,12 +73,13 @@ class Settings:
 class Agent:
     def __init__(self, settings: Settings, status: Status) -> None:
         self._settings = settings
-        self._membership = settings.membership
         self._status = status
-        self._peers = Peers(
-            settings.membership, settings.node, settings.peer_password, settings.tls
+        self._lists = KnownLists(settings.membership, settings.membership_file)
+        self._peers = Peers(self._lists.others(settings.node), settings.peer_password, settings.tls)
+        self._around = Surroundings(
+            settings.node, status, self._peers, self._lists, settings.users, settings.registry
         )
-        self._certificate = ServerCertificate()
+        self._open_room = Serving(self._around)
         self._been_in = False
         self._life: Life | None = None
         self._superseded = False
@@ -118,8 +122,7 @@ class Agent:
         self._been_in = True
         try:
             server = LocalServer(connection)
-            self._insist_on_fitness(server)
-            self._renew_certificate(server)
+            self._open_room.insist_on_fitness(server)
             server.load_admin()
             while True:
                 self._status.turn()
@@ -131,11 +134,12 @@ class Agent:
                         f" {settings.node}; correct --node or --server"
                     )
                 if memory is Memory.LOST:
-                    self._begin_life(server, view)
+                    self._begin_life(server, view, self._lists.newest_first[0].cap)
                 elif memory is Memory.CLOSED:
                     self._toward_open(server, view)
                 elif self._superseded:
-                    self._watch(server, view)
+                    self._open_room.watch(server, view)
+                    self._superseded = False
                 else:
                     self._serve(server, view)
         finally:
@@ -143,11 +147,11 @@ class Agent:
 
     # -- closed ---------------------------------------------------------------------------------
 
-    def _begin_life(self, server: LocalServer, view: NodeView) -> None:
+    def _begin_life(self, server: LocalServer, view: NodeView, cap: float) -> None:
         if self._life is not None or view.life or view.tick:
             log("memory-lost", node=self._settings.node, life=view.life or "none")
         server.close()
-        name = server.enter(os.urandom(8).hex(), self._settings.node, self._membership.cap)
+        name = server.enter(os.urandom(8).hex(), self._settings.node, cap)
         self._life = Life(name, _now())
         self._superseded = False
         self._status.update(stage="entered", open=False, life=name, incarnation=0)
@@ -157,24 +161,29 @@ class Agent:
         """Step by step, until the node is open or its memory is another one."""
         if self._life is None or self._life.name != view.life:
             self._life = Life(view.life, _now())
-        if server.cap() != self._membership.cap:
-            # C is part of the membership, and a life keeps the one that it began with.
-            return self._begin_life(server, view)
         while True:
             self._status.turn()
             own = server.state()
             if own.life != self._life.name or own.open:
                 return None
             peers = self._peers.views()
-            step = next_step(self._life, own, peers, self._membership, self._record(), _now())
-            self._take(step, server, self._life)
+            self._around.look_at_lists(own, *peers.values())
+            record = self._around.record()
+            membership = list_to_vote_by(own, peers, self._lists.newest_first, record)
+            if server.cap() != membership.cap:
+                # C is part of the membership, and a life keeps the one that it began with.
+                return self._begin_life(server, own, membership.cap)
+            step = next_step(self._life, own, peers, membership, record, _now())
+            self._take(step, server, self._life, membership)
             if isinstance(step, steps.Rest | steps.Wait):
                 self._peers.tell_outranked(peers)
-                self._give_birth({**peers, own.id: own})
+                self._give_birth({**peers, own.id: own}, membership)
                 left = step.until - _now() if isinstance(step, steps.Rest) else POLL
                 time.sleep(max(0.0, min(left, POLL)))
 
-    def _take(self, step: steps.Step, server: LocalServer, life: Life) -> None:
+    def _take(
+        self, step: steps.Step, server: LocalServer, life: Life, membership: Membership
+    ) -> None:
         node = self._settings.node
         match step:
             case steps.Announce(number, others):
@@ -189,7 +198,7 @@ class Agent:
                 self._status.update(incarnation=number)
                 log("announced", node=node, incarnation=number, to=",".join(life.announced))
             case steps.TakeBirth(record):
-                self._take_birth(server, record)
+                self._open_room.take_birth(server, record)
             case steps.Rest(until):
                 left = until - _now()
                 self._closed("quarantine", f"{left:.1f} s left", quarantineLeftSeconds=left)
@@ -197,14 +206,16 @@ class Agent:
                 server.meant("lk1_rest", life.name)
                 log("rested", node=node)
             case steps.Recover():
-                self._recover(server, life, step)
+                self._recover(server, life, step, membership)
             case steps.Open(generation):
-                server.open(life.name, self._membership, generation)
+                server.open(life.name, membership, generation)
             case steps.Wait(why):
                 self._closed("waiting", "; ".join([why, *self._problems()]))
 
-    def _recover(self, server: LocalServer, life: Life, step: steps.Recover) -> None:
-        learnt = self._peers.learn(step.helpers)
+    def _recover(
+        self, server: LocalServer, life: Life, step: steps.Recover, membership: Membership
+    ) -> None:
+        learnt = self._peers.learn(step.helpers, membership.epoch)
         if learnt is None:
             time.sleep(POLL)
             return
@@ -218,155 +229,31 @@ class Agent:
             locks=len(learnt.fences),
             floor=learnt.floor,
         )
-        server.open(life.name, self._membership, step.generation)
+        server.open(life.name, membership, step.generation, joined=step.joined)
 
-    def _give_birth(self, views: dict[str, NodeView]) -> None:
+    def _give_birth(self, views: dict[str, NodeView], membership: Membership) -> None:
         """Where the registry is a file, the agents decide what the operator does elsewhere."""
         registry = self._settings.registry
         if registry is None or self._life is None:
             return
-        record, wall_ms = self._record(), int(time.time() * 1000)
+        record, wall_ms = registry.read(), int(time.time() * 1000)
         waited = _now() - self._life.first_seen > BIRTH_PATIENCE
-        if decide_birth(record, views, self._membership, wall_ms, waited=waited) is None:
+        if decide_birth(record, views, membership, wall_ms, waited=waited) is None:
             return
         known = self._peers.with_highest(views)
-        new = decide_birth(record, known, self._membership, wall_ms, waited=waited)
+        new = decide_birth(record, known, membership, wall_ms, waited=waited)
         if new is not None and registry.compare_and_swap(record, new):
             log("birth-recorded", generation=new.generation, nodes=",".join(sorted(new.lives)))
 
-    # -- open -----------------------------------------------------------------------------------
-
-    def _serve(self, server: LocalServer, view: NodeView) -> None:
-        """Ticks, until there is a reason to look at the memory again."""
-        self._peers.close()
-        server.load_vote()
-        if self._settings.users is not None:
-            self._look_at_users()
-            server.apply_users(self._settings.users.users, known={})
-        ticker = Ticker(server.connection, cap=server.cap(), timeout=TIMEOUT)
-        if not ticker.register(view.life):
-            return
-        self._opened(view)
-        interval = server.cap() / 2  # W: two wake-ups in a cap, so that a late one loses nothing
-        due = look_at = time.monotonic()
-        while True:
-            result = ticker.tick()
-            if result is not Ticked.OK:
-                self._superseded = result is Ticked.SUPERSEDED
-                return
-            self._status.turn()
-            self._status.update(tick=ticker.value)
-            self._apply_new_users(server)
-            now = time.monotonic()
-            if now >= look_at:
-                look_at = now + LOOK
-                self._insist_on_fitness(server)
-                self._renew_certificate(server)
-                if self._left_behind(server):
-                    return
-            due = max(due + interval, now)
-            time.sleep(due - now)
-
-    def _opened(self, view: NodeView) -> None:
-        resumed = self._life is None or self._life.name != view.life
-        self._life = self._life if not resumed else Life(view.life, _now())
-        why = ""
-        if view.epoch != self._membership.epoch:
-            why = (
-                f"open in epoch {view.epoch}; the membership file is epoch {self._membership.epoch}"
-                " and has no effect here before a change of membership"
-            )
-        self._said = ""
-        self._status.update(
-            stage="open",
-            open=True,
-            why=why,
-            quarantineLeftSeconds=0.0,
-            life=view.life,
-            incarnation=view.incarnation,
-            epoch=view.epoch,
-            generation=view.generation,
-        )
-        log(
-            "resumed" if resumed else "open",
-            node=self._settings.node,
-            incarnation=view.incarnation,
-            epoch=view.epoch,
-            floor=view.floor,
-            **({"why": why} if why else {}),
-        )
-
-    def _watch(self, server: LocalServer, view: NodeView) -> None:
-        """Another agent registered: two that take it from each other in turn would be of no use."""
-        log("superseded", node=self._settings.node, by="another agent", life=view.life)
-        self._status.update(stage="superseded", why="another agent ticks this server")
-        while True:
-            time.sleep(STANDSTILL)
-            self._status.turn()
-            later = server.state()
-            if later.life != view.life or not later.open or later.tick == view.tick:
-                self._superseded = False
-                return
-            view = later
-
-    def _look_at_users(self) -> bool:
-        try:
-            return self._settings.users is not None and self._settings.users.changed()
-        except ConfigurationError as wrong:
-            log("users-refused", node=self._settings.node, why=str(wrong))
-            return False
-
-    def _apply_new_users(self, server: LocalServer) -> None:
-        file = self._settings.users
-        if file is None:
-            return
-        known = file.users
-        if self._look_at_users() and (changed := server.apply_users(file.users, known)):
-            log("users-changed", node=self._settings.node, users=",".join(changed))
-
-    def _left_behind(self, server: LocalServer) -> bool:
-        """A total loss concerns the survivors, too: they are told, or they begin a new life."""
-        try:
-            record = self._record()
-        except ConfigurationError as wrong:
-            self._status.update(why=str(wrong))  # nothing that an open node would need just now
-            return False
-        own = server.state()
-        if record is not None and listed_anew(record, own):
-            self._take_birth(server, record)
-        elif steps.outranked(own) or (record is not None and left_behind(record, own)):
-            log("left-behind", node=own.id, generation=own.generation, number=own.incarnation)
-            server.close()
-            return True
-        return False
-
-    def _take_birth(self, server: LocalServer, record: Record) -> None:
-        node = self._settings.node
-        server.meant("lk1_birth", *birth_arguments(record, self._membership, node))
-        log("born", node=node, generation=record.generation, floor=record.floor)
-
     # -- both -----------------------------------------------------------------------------------
 
-    def _insist_on_fitness(self, server: LocalServer) -> None:
-        try:
-            server.check_fitness()
-        except Unfit:
-            server.close()
-            raise
-
-    def _renew_certificate(self, server: LocalServer) -> None:
-        try:
-            if self._certificate.renew(server.connection):
-                self._status.update(certificate="read")
-                log("certificate-read", node=self._settings.node)
-        except Refusal as refused:
-            why = f"the server cannot use its new certificate files and goes on without: {refused}"
-            self._status.update(certificate=why)
-            log("certificate-refused", node=self._settings.node, why=why)
-
-    def _record(self) -> Record | None:
-        registry = self._settings.registry
-        return registry.read() if registry is not None else None
+    def _serve(self, server: LocalServer, view: NodeView) -> None:
+        self._peers.close()
+        resumed = self._life is None or self._life.name != view.life
+        if resumed:
+            self._life = Life(view.life, _now())
+        self._said = ""
+        self._superseded = self._open_room.serve(server, view, resumed=resumed)
 
     def _problems(self) -> list[str]:
         return [f"node {id}: {why}" for id, why in self._peers.problems.items()]

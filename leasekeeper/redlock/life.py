@@ -11,6 +11,10 @@ is the quarantine. It announces itself *before* it, because an old server of the
 still answer somewhere (a force-deleted pod on a lost machine): from the announcement on, votes of
 that ghost do not count, so the quarantine covers them too.
 
+While the list of nodes changes (`change.py`), a node that lost its memory must decide which list it
+will vote by: the newest of which Q others are open in its epoch, and it learns from those. "The
+highest epoch that anybody knows" is not enough: a token could come twice (spec/README.md, 3).
+
 "The same life" stands for the protocol's "the same incarnation": a life names a peer's memory from
 its first moment on, an incarnation only once it is announced.
 """
@@ -21,8 +25,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
-from leasekeeper.redlock.membership import DRIFT, Membership
-from leasekeeper.redlock.registry import NOT_A_TOKEN, NodeView, Record, parse_vector
+from leasekeeper.redlock.membership import DRIFT, Membership, handed_over, number_of
+from leasekeeper.redlock.registry import NodeView, Record
 
 
 class Memory(Enum):
@@ -116,10 +120,13 @@ class Rested:
 
 @dataclass(frozen=True, slots=True)
 class Recover:
-    """Learn from these, by id, as long as each still has this life; open in their generation."""
+    """Learn from these, by id, as long as each still has this life; open in their generation, and
+    joined if one of them is.
+    """
 
     helpers: Mapping[str, str]
     generation: int
+    joined: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +150,32 @@ def quarantine(life: Life, membership: Membership) -> float:
     return membership.quarantine + excess * (1 + DRIFT)
 
 
+def list_to_vote_by(
+    own: NodeView,
+    peers: Mapping[str, NodeView],
+    lists: Sequence[Membership],
+    record: Record | None,
+) -> Membership:
+    """Of the lists that a closed node knows, the newest first, the one that it goes by. While a
+    change has not got far, that is the old one, even if the new one does not have this node.
+    """
+    ours = [membership for membership in lists if own.id in membership.ids]
+    for membership in ours:
+        if len(_open_in(membership, own, peers)) >= membership.quorum:
+            return membership
+    for membership in ours:
+        if record is not None and record.epoch == membership.epoch:
+            return membership
+    return lists[0]
+
+
+def _open_in(membership: Membership, own: NodeView, peers: Mapping[str, NodeView]) -> list[str]:
+    """Which of the others remember, and are in the epoch of this list."""
+    others = membership.ids - {own.id}
+    epoch = membership.epoch
+    return [id for id, view in peers.items() if id in others and view.open and view.epoch == epoch]
+
+
 def next_step(
     life: Life,
     own: NodeView,
@@ -151,7 +184,14 @@ def next_step(
     record: Record | None,
     now: float,
 ) -> Step:
-    """What a closed node does next. `peers` holds the other nodes that could be asked just now."""
+    """What a closed node does next. `peers` holds the other nodes that could be asked just now, and
+    `membership` is the list that it will vote by.
+    """
+    if own.id not in membership.ids:
+        return Wait(
+            f"no longer a member: epoch {membership.epoch} does not list node {own.id}; end this"
+            " server and its agent"
+        )
     unaware = tuple(
         id
         for id, view in peers.items()
@@ -162,11 +202,25 @@ def next_step(
         return Announce(life.number or known + 1, unaware)
     if record is not None and listed_anew(record, own):
         return TakeBirth(record)
-    if own.incarnation < life.number and (own.birth or len(life.announced) >= membership.quorum):
+    # Those who are no members any more, or not yet, were told, and count for nothing.
+    announced = {id: told for id, told in life.announced.items() if id in membership.ids}
+    life = replace(life, announced=announced)
+    born = _born(own, membership, record)
+    if own.incarnation < life.number and (born or len(life.announced) >= membership.quorum):
         return Become(life.number)
-    if own.birth == 1:
-        return Open(own.birth)  # the first start: there was never a lease that could be forgotten
-    return _after_quarantine(life, own, peers, membership, now)
+    if born == 1:
+        return Open(born)  # the first start: there was never a lease that could be forgotten
+    return _after_quarantine(life, own, peers, membership, now, born)
+
+
+def _born(own: NodeView, membership: Membership, record: Record | None) -> int:
+    """The generation in which the node may open without asking others; 0: none. A birth is into one
+    list. Once that has changed, others have voted, and there is something to learn.
+    """
+    if record is None:
+        return own.birth  # somebody else keeps the record, and calls `lk1_birth` for our list
+    listed = record.lives.get(own.id) == own.life
+    return own.birth if listed and record.epoch in ("", membership.epoch) else 0
 
 
 def listed_anew(record: Record, own: NodeView) -> bool:
@@ -188,14 +242,50 @@ def left_behind(record: Record, own: NodeView) -> bool:
     return 0 < own.generation < record.generation and record.lives.get(own.id) != own.life
 
 
+class Standing(Enum):
+    """What an open node is in its list, and what to say of it."""
+
+    MEMBER = ""
+    RAISED = "a change of membership is under way: this node votes again when it is joined"
+    REMOVED = (
+        "no longer a member, and votes no more; end this server and its agent when the change of"
+        " membership is through"
+    )
+    OVERDUE = "a change of membership is through, and this node was not joined"
+    BEHIND = "the other nodes have gone on to a newer list"
+
+
+def standing(
+    own: NodeView,
+    others: Mapping[str, NodeView],
+    lists: Sequence[Membership],
+    record: Record | None,
+) -> Standing:
+    """`others` are asked only if a list is known that the node does not vote by."""
+    number, newest = number_of(own.epoch), lists[0]
+    if record is not None and number_of(record.epoch) > number:
+        return Standing.BEHIND
+    voting = [id for id in _open_in(newest, own, others) if others[id].joined]
+    through = len(voting) >= newest.quorum
+    if newest.number > number and through:
+        return Standing.BEHIND
+    if own.joined:
+        return Standing.MEMBER
+    ours = handed_over(own.epoch, own.members)
+    if ours is not None and own.id not in ours.ids:
+        return Standing.REMOVED
+    return Standing.OVERDUE if newest.epoch == own.epoch and through else Standing.RAISED
+
+
 def _after_quarantine(
     life: Life,
     own: NodeView,
     peers: Mapping[str, NodeView],
     membership: Membership,
     now: float,
+    born: int,
 ) -> Step:
-    helpers = _helpers(life, peers)[: membership.quorum]
+    helpers = _helpers(life, own, peers, membership)[: membership.quorum]
     others = helpers if len(helpers) == membership.quorum else _earliest(life, membership.quorum)
     last = max((life.announced[id].at for id in others), default=life.first_seen)
     until = max(life.first_seen, last) + quarantine(life, membership)
@@ -209,85 +299,46 @@ def _after_quarantine(
         if now < again:
             return Wait(f"a server of the same name announced itself later, as number {known}")
         return Announce(known + 1, tuple(peers))
-    if own.birth:
-        return Open(own.birth)  # reborn after a total loss
+    if born:
+        return Open(born)  # reborn after a total loss
     if len(helpers) < membership.quorum:
         if not own.rested:
             return Rested()
-        return Wait(f"{len(helpers)} of the {membership.quorum} other nodes it needs are open")
-    for id in helpers:
-        if peers[id].epoch != membership.epoch:
-            return Wait(
-                f"node {id} is open in epoch {peers[id].epoch}, but the membership file here"
-                f" is epoch {membership.epoch}; give all nodes the same file"
-            )
+        return Wait(_too_few(len(helpers), own, peers, membership))
     generation = max(peers[id].generation for id in helpers)
-    return Recover({id: peers[id].life for id in helpers}, generation)
+    joined = any(peers[id].joined for id in helpers)
+    return Recover({id: peers[id].life for id in helpers}, generation, joined)
 
 
-def _helpers(life: Life, peers: Mapping[str, NodeView]) -> list[str]:
-    """Who may be learnt from: open, still with the memory that accepted the announcement, and not
-    a ghost: what a server does not know that another one has replaced, its successor may have voted
-    for since. One of the others knows, because the successor announced itself to Q of them.
+def _too_few(
+    helpers: int, own: NodeView, peers: Mapping[str, NodeView], membership: Membership
+) -> str:
+    epoch = membership.epoch
+    why = f"{helpers} of the {membership.quorum} other nodes it needs are open in epoch {epoch}"
+    for id, view in peers.items():
+        if view.open and view.epoch != epoch:
+            why += f"; node {id} is open in epoch {view.epoch}"
+    return why
+
+
+def _helpers(
+    life: Life, own: NodeView, peers: Mapping[str, NodeView], membership: Membership
+) -> list[str]:
+    """Who may be learnt from: open in the epoch of our list, still with the memory that accepted
+    the announcement, and not a ghost: what a server does not know that another one has replaced,
+    its successor may have voted for since. One of the others knows, because the successor announced
+    itself to Q of them; or we do, if it announced itself to us.
     """
-    ghosts = outranked_peers(peers)
-    return [
-        id for id in _earliest(life, None) if id in peers and peers[id].open and id not in ghosts
-    ]
+    ghosts = outranked_peers({**peers, own.id: own})
+    fit = _open_in(membership, own, peers)
+    return [id for id in _earliest(life, None) if id in fit and id not in ghosts]
 
 
-def outranked_peers(peers: Mapping[str, NodeView]) -> dict[str, int]:
+def outranked_peers(views: Mapping[str, NodeView]) -> dict[str, int]:
     """By id: the number of the later life that another one has heard of."""
-    latest = {id: max(view.vector.get(id, 0) for view in peers.values()) for id in peers}
-    return {id: latest[id] for id, view in peers.items() if view.incarnation < latest[id]}
+    latest = {id: max(view.vector.get(id, 0) for view in views.values()) for id in views}
+    return {id: latest[id] for id, view in views.items() if view.incarnation < latest[id]}
 
 
 def _earliest(life: Life, count: int | None) -> list[str]:
     return sorted(life.announced, key=lambda id: life.announced[id].at)[:count]
-
-
-@dataclass(frozen=True, slots=True)
-class Learnt:
-    """What one of the others knows, or (see `merge`) Q of them."""
-
-    floor: int = 0
-    vector: Mapping[str, int] = field(default_factory=dict)
-    fences: Mapping[str, int] = field(default_factory=dict)
-    nonsense: tuple[str, ...] = ()
-    """Locks whose counter cannot be the protocol's: a tenant may have written it. Not adopted."""
-
-    def with_page(self, page: list[str]) -> Learnt:
-        """Adds one reply of `lk1_dump`."""
-        fences, nonsense = dict(self.fences), list(self.nonsense)
-        pairs = page[6:-2]
-        for lock, text in zip(pairs[::2], pairs[1::2], strict=True):
-            if plausible_token(text):
-                fences[lock] = max(fences.get(lock, 0), int(text))
-            else:
-                nonsense.append(lock)
-        vector = dict(self.vector)
-        for id, incarnation in parse_vector(page[-1]).items():
-            vector[id] = max(vector.get(id, 0), incarnation)
-        return Learnt(max(self.floor, int(page[4])), vector, fences, tuple(nonsense))
-
-
-def plausible_token(text: str) -> bool:
-    """A tenant can write what it likes into its own lock; 5,000 digits are no number for Python."""
-    return len(text) <= 16 and text.isascii() and text.isdigit() and int(text) < NOT_A_TOKEN
-
-
-def merge(helpers: Sequence[Learnt]) -> Learnt:
-    """What all of them know together. A helper that knows nothing of a lock knows that its next
-    token there is above its floor: so that counts for it.
-    """
-    locks = {lock for helper in helpers for lock in helper.fences}
-    ids = {id for helper in helpers for id in helper.vector}
-    return Learnt(
-        floor=max((helper.floor for helper in helpers), default=0),
-        vector={id: max(helper.vector.get(id, 0) for helper in helpers) for id in sorted(ids)},
-        fences={
-            lock: max(helper.fences.get(lock, helper.floor) for helper in helpers)
-            for lock in sorted(locks)
-        },
-        nonsense=tuple(dict.fromkeys(lock for helper in helpers for lock in helper.nonsense)),
-    )

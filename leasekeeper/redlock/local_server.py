@@ -6,7 +6,6 @@ middle, the connection breaks, and nothing of this reaches the new process.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from contextlib import suppress
@@ -14,12 +13,10 @@ from contextlib import suppress
 from leasekeeper.lease import LeaseError
 from leasekeeper.redlock import functions, users
 from leasekeeper.redlock.blocking import Connection, Refusal, Reply
-from leasekeeper.redlock.life import Learnt
-from leasekeeper.redlock.membership import Membership
+from leasekeeper.redlock.learnt import Learnt, learn_arguments
+from leasekeeper.redlock.membership import Membership, micros
 from leasekeeper.redlock.registry import NodeView
 from leasekeeper.redlock.server_config import REQUIRED
-
-PAGE = 500  # locks in one call of lk1_learn: well below a millisecond of the server's time
 
 
 class MemoryChanged(LeaseError):
@@ -70,7 +67,7 @@ class LocalServer:
 
     def enter(self, life: str, node: str, cap: float) -> str:
         """Begins a life; the name of the one that is there now (ours, or another agent's)."""
-        reply = self.connection.fcall("lk1_enter", life, _micros(cap), self.run_id, node)
+        reply = self.connection.fcall("lk1_enter", life, micros(cap), self.run_id, node)
         return life if reply[0] == "OK" else reply[1]
 
     def meant(self, function: str, *args: str) -> None:
@@ -79,17 +76,16 @@ class LocalServer:
             raise MemoryChanged(f"{function} was refused: the memory is another one")
 
     def write(self, life: str, learnt: Learnt) -> None:
-        vector = ",".join(f"{id}:{number}" for id, number in learnt.vector.items())
-        flat = [str(part) for pair in learnt.fences.items() for part in pair]
-        for start in range(0, len(flat) or 1, 2 * PAGE):
-            page = flat[start : start + 2 * PAGE]
-            self.meant("lk1_learn", life, str(learnt.floor), vector, *page)
+        for arguments in learn_arguments(life, learnt):
+            self.meant("lk1_learn", *arguments)
 
-    def open(self, life: str, membership: Membership, generation: int) -> None:
+    def open(
+        self, life: str, membership: Membership, generation: int, *, joined: bool = True
+    ) -> None:
         """The mark; then the library. Candidates' users come last, by `apply_users`."""
-        members = json.dumps(membership.to_json())
-        longest = _micros(membership.max_ttl)
-        self.meant("lk1_open", life, membership.epoch, members, longest, str(generation))
+        epoch, members, longest = membership.to_arguments()
+        rest = str(generation), "1" if joined else "0"
+        self.meant("lk1_open", life, epoch, members, longest, *rest)
         self.load_vote()
 
     def load_vote(self) -> None:
@@ -137,7 +133,3 @@ class LocalServer:
                 f"the server took no functions ({refused}); a node needs Redis 7.0 or newer,"
                 " or Valkey"
             ) from None
-
-
-def _micros(seconds: float) -> str:
-    return str(round(seconds * 1e6))

@@ -2,7 +2,7 @@
 
 Everybody who talks to a node names the epoch: a number, and a hash over all that the number stands
 for. A node refuses an epoch that is not its own, so two clients with different lists of nodes
-cannot both find a quorum."""
+cannot both find a quorum. The number grows by one with each change of membership (`change.py`)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from leasekeeper.lease import LONGEST, ConfigurationError
 
 LARGEST = 9  # more nodes make each vote dearer and protect against nothing that 9 do not
+LONGEST_LIST = 16_384  # characters: nine nodes with the longest names that DNS has take 4,000
 DRIFT = 0.01  # the largest relative rate of any two clocks that the quarantine allows for
 
 
@@ -83,6 +85,10 @@ class Membership:
         return len(self.nodes) // 2 + 1
 
     @property
+    def ids(self) -> frozenset[str]:
+        return frozenset(node.id for node in self.nodes)
+
+    @property
     def epoch(self) -> str:
         text = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
         return f"{self.number}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
@@ -95,6 +101,10 @@ class Membership:
             "capSeconds": float(self.cap),
             "nodes": [{"id": n.id, "host": n.host, "port": n.port} for n in self.nodes],
         }
+
+    def to_arguments(self) -> tuple[str, str, str]:
+        """Epoch, members and max_ttl, as node functions take them."""
+        return self.epoch, json.dumps(self.to_json()), micros(self.max_ttl)
 
     @classmethod
     def from_json(cls, data: Any) -> Membership:
@@ -112,6 +122,29 @@ class Membership:
             raise ConfigurationError(f"membership: the key {missing} is missing") from None
         except (TypeError, ValueError, OverflowError) as wrong:
             raise ConfigurationError(f"membership: {wrong}") from None
+
+
+def micros(seconds: float) -> str:
+    """As node functions take a time."""
+    return str(round(seconds * 1e6))
+
+
+def number_of(epoch: str) -> int:
+    """0: no epoch at all, or not one of ours."""
+    number, dash, _ = epoch.partition("-")
+    return int(number) if dash and number.isascii() and number.isdigit() and len(number) < 16 else 0
+
+
+@lru_cache(maxsize=32)
+def handed_over(epoch: str, members: str) -> Membership | None:
+    """The list that a node hands over, if it is what its epoch says; none: nonsense."""
+    if len(members) > LONGEST_LIST:
+        return None
+    try:
+        membership = Membership.from_json(json.loads(members))
+    except (ConfigurationError, ValueError, RecursionError):
+        return None
+    return membership if membership.epoch == epoch else None
 
 
 def _reachable(nodes: Iterable[Node]) -> tuple[Node, ...]:

@@ -1,17 +1,19 @@
-"""The other nodes of the ensemble, as one agent asks them. Used only while its own node is closed,
-so a slow peer costs the node nothing but time that it spends waiting anyway.
+"""Nodes of an ensemble, as one agent asks the others, or whoever changes their list all of them. An
+agent does so only while its own node is closed, so a slow peer costs it nothing but time that it
+spends waiting anyway.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from leasekeeper.redlock import users
 from leasekeeper.redlock.blocking import Broken, Connection, Refusal
-from leasekeeper.redlock.life import Learnt, Life, merge, outranked_peers
-from leasekeeper.redlock.membership import Membership, Node
+from leasekeeper.redlock.learnt import Learnt, merge
+from leasekeeper.redlock.life import Life, outranked_peers
+from leasekeeper.redlock.membership import Node
 from leasekeeper.redlock.registry import NodeView
 from leasekeeper.redlock.tls import Tls
 
@@ -25,12 +27,14 @@ UNREADABLE = (ValueError, IndexError, OverflowError)
 class Peers:
     def __init__(
         self,
-        membership: Membership,
-        node: str,
+        nodes: Iterable[Node],
         password: Callable[[], str],
         tls: Tls | None = None,
+        *,
+        user: str = users.PEER,
     ) -> None:
-        self._others = {other.id: other for other in membership.nodes if other.id != node}
+        self._others = {other.id: other for other in nodes}
+        self._user = user
         self._password = password
         self._tls = tls
         self._connections: dict[str, Connection] = {}
@@ -38,11 +42,20 @@ class Peers:
         self.problems: dict[str, str] = {}
         """By node id: why it could not be asked, a sentence for people."""
 
+    def are_now(self, nodes: Iterable[Node]) -> None:
+        """Another list of nodes to ask; connections to those that stay are kept."""
+        others = {other.id: other for other in nodes}
+        for id, other in self._others.items():
+            if others.get(id) != other:
+                self._set_aside(id, "")
+                del self._retry_at[id], self.problems[id]
+        self._others = others
+
     def views(self) -> Mapping[str, NodeView]:
         """What each of them says of itself; who does not answer is missing."""
         found = {}
         for id, other in self._others.items():
-            reply = self._ask(id, "lk1_state")
+            reply = self.ask(id, "lk1_state")
             if reply is None:
                 continue
             try:
@@ -63,7 +76,7 @@ class Peers:
         """Asks one peer to know `node` by the number of its life; what follows from the answer.
         The clock is read after the answer: the quarantine begins when the peer knows, not before.
         """
-        reply = self._ask(peer, "lk1_announce", node, str(life.number))
+        reply = self.ask(peer, "lk1_announce", node, str(life.number))
         if reply is None or reply[0] == "VOID":
             return life
         try:
@@ -80,19 +93,19 @@ class Peers:
         """
         for id, number in outranked_peers(views).items():
             if views[id].open and views[id].vector.get(id, 0) < number:
-                self._ask(id, "lk1_announce", id, str(number))
+                self.ask(id, "lk1_announce", id, str(number))
 
-    def learn(self, helpers: Mapping[str, str]) -> Learnt | None:
-        """The maximum of what these know. None: one of them is not what it was, or is a ghost by
-        now, as another one of them knows; begin again.
+    def learn(self, helpers: Mapping[str, str], epoch: str) -> Learnt | None:
+        """The maximum of what these know. None: one of them is not what it was (its memory, or its
+        epoch), or is a ghost by now, as another one of them knows; begin again.
         """
         known, incarnations = [], {}
         for peer, life in helpers.items():
-            learnt, cursor = Learnt(), ""
+            learnt, cursor, key = Learnt(), "", (life, epoch)
             while cursor != "0":
-                page = self._ask(peer, "lk1_dump", cursor or "0")
+                page = self.ask(peer, "lk1_dump", cursor or "0")
                 try:
-                    if page is None or page[0] != "OPEN" or page[2] != life:
+                    if page is None or page[0] != "OPEN" or (page[2], page[3]) != key:
                         return None
                     cursor = page[1]
                     learnt = learnt.with_page(page)
@@ -113,7 +126,7 @@ class Peers:
         for id, view in views.items():
             if not view.open:
                 known[id] = view
-            elif learnt := self.learn({id: view.life}):
+            elif learnt := self.learn({id: view.life}, view.epoch):
                 known[id] = replace(view, highest=max(learnt.fences.values(), default=0))
         return known
 
@@ -121,7 +134,8 @@ class Peers:
         while self._connections:
             self._connections.popitem()[1].close()
 
-    def _ask(self, id: str, function: str, *args: str) -> list[str] | None:
+    def ask(self, id: str, function: str, *args: str) -> list[str] | None:
+        """An admin function of one node. None: no answer, and `problems` says why."""
         if time.monotonic() < self._retry_at.get(id, 0):
             return None
         try:
@@ -139,7 +153,7 @@ class Peers:
         if connection is None:
             connection = Connection(
                 (other.host, other.port),
-                users.PEER,
+                self._user,
                 self._password(),
                 timeout=TIMEOUT,
                 tls=self._tls,

@@ -20,7 +20,7 @@ import fcntl
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from leasekeeper.lease import ConfigurationError
@@ -42,6 +42,35 @@ be won again."""
 
 
 @dataclass(frozen=True, slots=True)
+class Pending:
+    """A change of membership that was begun (`change.py`). It can only be brought to its end."""
+
+    membership: Membership
+    """The list that will be."""
+    joining: bool = False
+    """The old list is over for good: enough of its nodes were raised, rested and asked. Until then
+    it decides on births; from then on nobody does, until the change is through."""
+    lives: Mapping[str, str] = field(default_factory=dict)
+    """By node id: the memories without any votes that may be joined. A later one of the same node
+    may have been joined before, and have forgotten it: it must learn from the others."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "membership": self.membership.to_json(),
+            "joining": self.joining,
+            "lives": dict(self.lives),
+        }
+
+    @classmethod
+    def from_json(cls, data: Any) -> Pending:
+        return cls(Membership.from_json(data["membership"]), data["joining"] is True, _lives(data))
+
+
+def _lives(data: Any) -> dict[str, str]:
+    return {str(node): str(life) for node, life in data["lives"].items()}
+
+
+@dataclass(frozen=True, slots=True)
 class Record:
     """Who was born, and above which numbers."""
 
@@ -53,14 +82,22 @@ class Record:
     """Every incarnation of this generation is larger: a reborn node must outrank its ghost."""
     lives: Mapping[str, str]
     """By node id: the memory that may open without asking others."""
+    epoch: str = ""
+    """Of the list that this is about; empty: written before records had it."""
+    pending: Pending | None = None
 
     def to_json(self) -> dict[str, Any]:
-        return {
+        data = {
             "generation": self.generation,
             "floor": self.floor,
             "incarnationFloor": self.incarnation_floor,
             "lives": dict(self.lives),
         }
+        if self.epoch:
+            data["epoch"] = self.epoch
+        if self.pending is not None:
+            data["pending"] = self.pending.to_json()
+        return data
 
     @classmethod
     def from_json(cls, data: Any) -> Record:
@@ -69,9 +106,11 @@ class Record:
                 generation=int(data["generation"]),
                 floor=int(data["floor"]),
                 incarnation_floor=int(data["incarnationFloor"]),
-                lives={str(node): str(life) for node, life in data["lives"].items()},
+                lives=_lives(data),
+                epoch=str(data.get("epoch", "")),
+                pending=Pending.from_json(data["pending"]) if data.get("pending") else None,
             )
-        except (KeyError, TypeError, ValueError, AttributeError) as wrong:
+        except (KeyError, TypeError, ValueError, AttributeError, ConfigurationError) as wrong:
             raise ConfigurationError(
                 f"registry: the record cannot be read ({type(wrong).__name__}: {wrong}); restore"
                 " it, or stop all nodes for one quarantine and delete it"
@@ -107,6 +146,8 @@ class NodeView:
     incarnation: int = 0
     """0: not announced yet."""
     vector: Mapping[str, int] = field(default_factory=dict)
+    members: str = ""
+    """The list that goes with its epoch, as it hands it over."""
     highest: int = 0
     """The largest F of its locks. `lk1_state` does not say; the caller takes it from `lk1_dump`
     (and leaves out what is not below NOT_A_TOKEN) before it decides on a total loss."""
@@ -114,7 +155,7 @@ class NodeView:
     @classmethod
     def from_reply(cls, reply: Sequence[str]) -> NodeView:
         status, life, birth, opened, joined, epoch, floor, tick, locks, node = reply[:10]
-        rested, run_id, generation = reply[10:13]
+        rested, run_id, generation, members = reply[10:14]
         if status != "NODE":
             raise ValueError(f"not a reply of lk1_state: {status!r}")
         return cls(
@@ -130,6 +171,7 @@ class NodeView:
             rested=rested == "1",
             run_id=run_id,
             generation=int(generation),
+            members=members,
             incarnation=int(reply[-2]),
             vector=parse_vector(reply[-1]),
         )
@@ -156,8 +198,12 @@ def decide_birth(
     An announcement to Q others is not asked for: with Q nodes alive, each has only Q − 1 others. A
     birth needs none, because `lk1_birth` makes every listed node know, for every member, a number
     that outranks whatever was there before.
+
+    Only the list that the record is about may decide: nodes that are being added are empty, too.
     """
-    members = {node.id for node in membership.nodes}
+    if record is not None and not _decides(record, membership):
+        return None
+    members = membership.ids
     views = {id: view for id, view in views.items() if id in members and view.id == id}
     remembering = {id: view for id, view in views.items() if view.open}
     empty = {id: view for id, view in views.items() if not view.open and view.life}
@@ -165,19 +211,29 @@ def decide_birth(
     rested = {id: view for id, view in empty.items() if view.rested}
     if record is None or record.generation == 0:
         if remembering:
-            return _restored(remembering)
+            return _restored(remembering, membership)
         # Without any record these may be the nodes of an ensemble that was deleted and made again,
         # whose leases still live.
         unborn = rested if record is None else empty
         if len(unborn) < enough:
             return None
-        return Record(1, wall_ms, 0, {id: view.life for id, view in unborn.items()})
+        lives = {id: view.life for id, view in unborn.items()}
+        return Record(1, wall_ms, 0, lives, membership.epoch)
     # Fewer than Q can remember only if more than N − Q have an empty memory. They must have rested:
     # then no round that began before the loss can still be won, and the survivors' F are final.
+    if not record.epoch and any(view.epoch != membership.epoch for view in remembering.values()):
+        return None
     lost = {id for id, view in rested.items() if record.lives.get(id) != view.life}
     if len(lost) <= len(members) - membership.quorum or len(rested | remembering) < enough:
         return None
-    return _reborn(record, rested | remembering, wall_ms)
+    reborn = _reborn(record, rested | remembering, wall_ms)
+    return replace(reborn, epoch=membership.epoch, pending=record.pending)
+
+
+def _decides(record: Record, membership: Membership) -> bool:
+    if record.pending is not None and record.pending.joining:
+        return False
+    return record.epoch in ("", membership.epoch)
 
 
 def largest_plausible(record: Record, wall_ms: int) -> int:
@@ -198,16 +254,20 @@ def _reborn(record: Record, views: Mapping[str, NodeView], wall_ms: int) -> Reco
     )
 
 
-def _restored(remembering: Mapping[str, NodeView]) -> Record:
+def _restored(remembering: Mapping[str, NodeView], membership: Membership) -> Record | None:
     """The registry forgot, the nodes did not: no birth, their lives go on.
 
-    An unborn record would let the next total loss pass for a first start.
+    An unborn record would let the next total loss pass for a first start. None: they vote by
+    another list than ours, so that it is not for us to say.
     """
+    if not any(view.joined and view.epoch == membership.epoch for view in remembering.values()):
+        return None
     return Record(
         generation=max(1, *(view.generation for view in remembering.values())),
         floor=max(view.floor for view in remembering.values()),
         incarnation_floor=0,
         lives={id: view.life for id, view in remembering.items()},
+        epoch=membership.epoch,
     )
 
 

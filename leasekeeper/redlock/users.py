@@ -71,10 +71,12 @@ def operator_rules(password_digest: str) -> list[str]:
             f"+fcall|lk1_{name}"
             for name in ("birth", "state", "entries", "forget", "observe", "request")
         ),
+        *(f"+fcall|lk1_{name}" for name in ("raise", "dump", "learn", "join")),
         *(
             "+hmget",
             "+hget",
             "+hset",
+            "+hdel",
             "+scan",
             "+del",
             "+dbsize",

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 
 from leasekeeper.lease import ConfigurationError
+from leasekeeper.redlock.watched_file import WatchedFile
 
 _LINE = re.compile(r"([a-z0-9.-]+/[a-z0-9.-]+)\s+([0-9a-f]{64})")
 
@@ -28,11 +28,12 @@ def parse(text: str, source: str) -> dict[str, str]:
 
 
 class UsersFile:
-    """Looked at often: a stat costs microseconds, and a mounted Secret changes without a signal."""
-
     def __init__(self, path: str) -> None:
-        self._path = path
-        self._signature: tuple[int, ...] = ()
+        self._file = WatchedFile(
+            path,
+            what="users file",
+            advice="name a file that can be read, an empty one if there are no locks yet",
+        )
         self.users: Mapping[str, str] = {}
 
     def changed(self) -> bool:
@@ -40,23 +41,8 @@ class UsersFile:
         Raises ConfigurationError, once for each version of the file, if it cannot be used; `users`
         stays what it was.
         """
-        try:
-            found = os.stat(self._path)
-            signature = (found.st_ino, found.st_mtime_ns, found.st_size)
-            if signature == self._signature:
-                return False
-            self._signature = signature
-            with open(self._path, encoding="utf-8") as file:
-                text = file.read()
-        except UnicodeDecodeError:
-            raise ConfigurationError(f"users file {self._path}: not a text") from None
-        except OSError as wrong:
-            if self._signature == (0,):
-                return False
-            self._signature = (0,)
-            raise ConfigurationError(
-                f"users file {self._path}: {wrong.strerror}; name a file that can be read, an empty"
-                " one if there are no locks yet"
-            ) from None
-        self.users = parse(text, self._path)
+        text = self._file.read_if_changed()
+        if text is None:
+            return False
+        self.users = parse(text, self._file.path)
         return True

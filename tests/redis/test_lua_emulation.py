@@ -18,7 +18,7 @@ LIVES = ["life-a", "life-b"]
 NODES = ["0", "1", "2"]
 LOCKS = ["shop/orders", "shop/stock"]
 IDS = ["pod-a/u/1/1", "pod-a/u/1/2", "pod-b/u/2/1", "nonsense"]
-EPOCHS = ["1-aaaa", "1-bbbb"]
+EPOCHS = ["1-aaaa", "1-bbbb", "2-cccc"]
 NUMBERS = ["0", "1", "2", "3", "100", "100000", "2000000", str(2**52), str(10**15), "1.5", "-1"]
 VECTORS = ["", "0:1", "0:1,1:3", "2:7"]
 
@@ -30,7 +30,7 @@ def some_call(r: random.Random) -> tuple[str, str | None, list[str]]:
         return r.choice(NUMBERS)
 
     life, lock, id = r.choice(LIVES), r.choice(LOCKS), r.choice(IDS)
-    epoch = r.choices(EPOCHS, [5, 1])[0]
+    epoch = r.choices(EPOCHS, [10, 1, 2])[0]
     ttl = r.choices(["100", "200000", "2000000", "0"], [6, 6, 1, 1])[0]
     key = f"lk:lock:{lock}"
     admin: dict[str, list[str]] = {
@@ -43,7 +43,9 @@ def some_call(r: random.Random) -> tuple[str, str | None, list[str]]:
         "dump": ["0"],
         "learn": [life, number(), r.choice(VECTORS), lock, number()],
         "birth": [life, "1", number(), r.choice(["0", "7"]), *NODES],
-        "open": [life, epoch, "[]", "1000000", "1"],
+        "open": [life, epoch, "[]", "1000000", "1", r.choice(["0", "1"])],
+        "raise": [life, r.choice(EPOCHS), "[1]"],
+        "join": [life, r.choice(EPOCHS), "[2]", "2000000", r.choice(["50000", "100000"]), "2"],
         "close": [],
         "state": [],
         "forget": [lock, number()],
@@ -64,7 +66,7 @@ def some_call(r: random.Random) -> tuple[str, str | None, list[str]]:
         "wait": [epoch, id],
         "observe": [epoch],
     }
-    weights = [0.3 if name in ("enter", "close") else 1 for name in admin]
+    weights = [0.3 if name in ("enter", "close", "raise") else 1 for name in admin]
     if r.random() < 0.4:
         name = r.choices(list(admin), weights)[0]
         return f"lk1_{name}", None, admin[name]
@@ -138,6 +140,9 @@ def test_random_calls_have_the_same_answers_and_effects(server: Server) -> None:
     assert reached(statuses) == [], "the walk does not reach every kind of answer"
 
 
+CHANGED = ("OK", "REFUSED", "CLOSED", "EPOCH")
+
+
 def reached(statuses: set[str]) -> list[str]:
     wanted = {
         *("lk1_grant COMMITTED", "lk1_grant GRANTED", "lk1_grant HELD", "lk1_grant EPOCH"),
@@ -147,6 +152,7 @@ def reached(statuses: set[str]) -> list[str]:
         *("lk1_observe LOCK", "lk1_tick OK", "lk1_tick REFUSED", "lk1_announce OK"),
         *("lk1_announce LOW", "lk1_announce VOID", "lk1_forget OK", "lk1_forget HELD"),
         *("lk1_enter OK", "lk1_enter ALIVE", "lk1_state NODE", "not found"),
+        *(f"lk1_{name} {said}" for name in ("raise", "join") for said in CHANGED),
     }
     return sorted(wanted - statuses)
 

@@ -17,7 +17,7 @@ from greenlet import greenlet  # type: ignore[import-untyped]
 from sim_kernel import Kernel, Process, Timer, cancel
 from sim_net import Channel, Error, Network, Pod
 
-from leasekeeper.redlock import agent, functions, peers, ticker
+from leasekeeper.redlock import agent, functions, peers, serving, ticker
 from leasekeeper.redlock.blocking import Broken, Refusal
 from leasekeeper.redlock.membership import Membership
 from leasekeeper.redlock.registry import Record
@@ -241,6 +241,8 @@ def substituted() -> Iterator[None]:
         (agent, "os", _Os),
         (agent, "log", _log),
         (agent, "Connection", SimConnection),
+        (serving, "time", _Time),
+        (serving, "log", _log),
         (peers, "time", _Time),
         (peers, "Connection", SimConnection),
         (ticker, "time", _Time),

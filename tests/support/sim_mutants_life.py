@@ -11,8 +11,9 @@ from sim_mutant import Mutant, Part, Text
 from sim_net import Server
 from sim_world import USUAL
 
-from leasekeeper.redlock import agent, functions, life, peers, quorum, registry
-from leasekeeper.redlock.life import Learnt, Life
+from leasekeeper.redlock import agent, functions, learnt, life, peers, quorum, registry
+from leasekeeper.redlock.learnt import Learnt
+from leasekeeper.redlock.life import Life
 from leasekeeper.redlock.local_server import LocalServer
 from leasekeeper.redlock.membership import Membership
 from leasekeeper.redlock.peers import Peers
@@ -135,19 +136,19 @@ def _write_no_floor(self: LocalServer, name: str, learnt: Learnt) -> None:
     _write(self, name, replace(learnt, floor=0))
 
 
-def _learn_from_ghosts(self: Peers, helpers: Mapping[str, str]) -> Learnt | None:
+def _learn_from_ghosts(self: Peers, helpers: Mapping[str, str], epoch: str) -> Learnt | None:
     """Nobody asks whether a helper was replaced."""
     with patch.object(peers, "merge", _merge_without_vector):
-        return _learn(self, helpers)
+        return _learn(self, helpers, epoch)
 
 
 def _merge_without_vector(known: Sequence[Learnt]) -> Learnt:
     return replace(_merge(known), vector={})
 
 
-def _write_half_of_the_fences(self: Peers, helpers: Any) -> Learnt | None:
+def _write_half_of_the_fences(self: Peers, helpers: Any, epoch: str) -> Learnt | None:
     """Asks one helper only."""
-    return _learn(self, dict(list(helpers.items())[:1]))
+    return _learn(self, dict(list(helpers.items())[:1]), epoch)
 
 
 def _reborn_at_the_wall_clock(record: Record, views: Any, wall_ms: int) -> Record:
@@ -178,16 +179,19 @@ def _by_the_wall_clock(self: Server, command: Sequence[str]) -> Any:
 _accepted = Life.accepted
 _write = LocalServer.write
 _learn = Peers.learn
-_merge = life.merge
+_merge = learnt.merge
 _reborn = registry._reborn
 _decide_birth = registry.decide_birth
 _fcall = Server._fcall
 
-_CLOSED = """  if not node.open or not node.joined then
+_CLOSED = """  if not node.open then
     return reply(node, 'CLOSED')
   end
   if node.epoch ~= epoch then
     return reply(node, 'EPOCH', node.epoch or '', redis.call('HMGET', NODE, 'members')[1] or '')
+  end
+  if not node.joined then
+    return reply(node, 'CLOSED')
   end
 """
 

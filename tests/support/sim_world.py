@@ -17,9 +17,9 @@ from sim_referee import Referee
 
 from leasekeeper.lease import Timings
 from leasekeeper.redlock import functions
-from leasekeeper.redlock.agent import LOOK
 from leasekeeper.redlock.membership import DRIFT, Membership, Node
 from leasekeeper.redlock.registry import Record, birth_arguments
+from leasekeeper.redlock.serving import LOOK
 from leasekeeper.redlock.transport import LONGEST_PAUSE
 
 LOCK = "ns/lock"
@@ -151,16 +151,15 @@ class Simulation:
             memory.load(functions.ADMIN)
             memory.load(functions.VOTE)
             memory.fcall("lk1_enter", None, lives[pod.node], cap, pod.server.run_id, pod.node)
-        record = Record(1, int(self.clocks().wall() * 1000), 0, lives)
+        epoch, *members = self.membership.to_arguments()
+        record = Record(1, int(self.clocks().wall() * 1000), 0, lives, epoch)
         self.registry.record = record
-        longest = str(round(self.membership.max_ttl * 1e6))
         for pod in self.network.pods.values():
             assert pod.server is not None
             memory = pod.server.memory
             arguments = birth_arguments(record, self.membership, pod.node)
             memory.fcall("lk1_birth", None, *arguments)
-            epoch = self.membership.epoch
-            memory.fcall("lk1_open", None, lives[pod.node], epoch, "[]", longest, "1")
+            memory.fcall("lk1_open", None, lives[pod.node], epoch, *members, "1")
 
     def _executed(
         self, server: Server, name: str, args: Sequence[str], reply: Sequence[str]

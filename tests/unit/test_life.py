@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 import pytest
 
 from leasekeeper.redlock import life as steps
+from leasekeeper.redlock.learnt import Learnt, merge
 from leasekeeper.redlock.life import (
-    Learnt,
     Life,
     Memory,
     judge_memory,
     left_behind,
     listed_anew,
-    merge,
     next_step,
     quarantine,
 )
@@ -34,6 +34,7 @@ def peers(ids: Iterable[int], *, open: bool = True, generation: int = 1) -> dict
             id=str(i),
             life=f"life-{i}",
             open=open,
+            joined=open,
             epoch=MEMBERSHIP.epoch,
             generation=generation,
             vector={"0": 4},
@@ -60,6 +61,7 @@ def decide(
 
 
 BECAME = NodeView(id="0", life="mine", incarnation=5)
+RESTED = replace(BECAME, rested=True)
 
 
 @pytest.mark.parametrize(
@@ -133,8 +135,7 @@ def test_closed_peers_teach_nothing() -> None:
     life = announced({1: 0.0, 2: 0.0, 3: 0.0})
     others = peers([1, 2]) | peers([3], open=False)
     assert decide(life, D, others, BECAME) == steps.Rested()
-    rested = NodeView(id="0", life="mine", incarnation=5, rested=True)
-    step = decide(life, D, others, rested)
+    step = decide(life, D, others, RESTED)
     assert isinstance(step, steps.Wait)
     assert "2 of the 3 other nodes" in step.why
 
@@ -143,9 +144,18 @@ def test_it_does_not_learn_across_epochs() -> None:
     life = announced({1: 0.0, 2: 0.0, 3: 0.0})
     others = peers([1, 2, 3])
     others["2"] = NodeView(id="2", life="life-2", open=True, epoch="2-other")
-    step = decide(life, D, others, BECAME)
+    step = decide(life, D, others, RESTED)
     assert isinstance(step, steps.Wait)
-    assert "epoch 2-other" in step.why
+    assert "node 2 is open in epoch 2-other" in step.why
+
+
+def test_it_does_not_learn_from_a_ghost_that_only_itself_has_heard_of() -> None:
+    """The successor announced itself to this node; the other helpers have not heard of it."""
+    life = announced({1: 0.0, 2: 0.0, 3: 0.0})
+    others = peers([1, 2, 3])
+    assert isinstance(decide(life, D, others, BECAME), steps.Recover)
+    knows = replace(RESTED, vector={"2": 9})
+    assert isinstance(decide(life, D, others, knows), steps.Wait)
 
 
 def test_a_node_of_the_first_birth_opens_at_once() -> None:

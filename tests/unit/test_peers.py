@@ -13,7 +13,24 @@ from leasekeeper.redlock.peers import Peers
 MEMBERSHIP = Membership(
     nodes=tuple(Node(str(i), "host", 7000 + i) for i in range(3)), max_ttl=10, quarantine=11
 )
-STATE = ["NODE", "life-1", "1", "1", "1", "1-x", "7", "9", "2", "1", "1", "run", "1", "5", "1:5"]
+STATE = [
+    "NODE",
+    "life-1",
+    "1",
+    "1",
+    "1",
+    "1-x",
+    "7",
+    "9",
+    "2",
+    "1",
+    "1",
+    "run",
+    "1",
+    "{}",
+    "5",
+    "1:5",
+]
 PAGE = ["OPEN", "0", "life-1", "x", "7", "x", "shop/orders", "9", "5", "1:5"]
 LIFE = Life("mine", 0.0, number=4)
 
@@ -37,7 +54,7 @@ class Peer:
 def asking(monkeypatch: pytest.MonkeyPatch) -> Peers:
     monkeypatch.setattr(peers, "Connection", Peer)
     monkeypatch.setattr(peers, "RETRY", 0.0)
-    return Peers(MEMBERSHIP, "0", lambda: "password")
+    return Peers(MEMBERSHIP.nodes[1:], lambda: "password")
 
 
 @pytest.mark.parametrize(
@@ -84,9 +101,9 @@ def test_an_announcement_with_a_strange_answer_was_not_accepted(
 )
 def test_of_a_page_that_cannot_be_read_nothing_is_learnt(asking: Peers, page: list[str]) -> None:
     Peer.reply = page
-    assert asking.learn({"1": "life-1"}) is None
+    assert asking.learn({"1": "life-1"}, "x") is None
     assert "cannot be read" in asking.problems["1"]
     Peer.reply = PAGE
-    learnt = asking.learn({"1": "life-1"})
+    learnt = asking.learn({"1": "life-1"}, "x")
     assert learnt is not None
     assert learnt.fences == {"shop/orders": 9}

@@ -6,6 +6,7 @@ import errno
 import os
 import threading
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from leasekeeper.redlock.registry import (
     PLAUSIBLE,
     FileRegistry,
     NodeView,
+    Pending,
     Record,
     birth_arguments,
     decide_birth,
@@ -29,7 +31,7 @@ MEMBERSHIP = Membership(
     nodes=tuple(Node(str(i), "127.0.0.1", 7000 + i) for i in range(5)), max_ttl=10, quarantine=11
 )
 WALL = 1_763_427_723_456
-BORN = Record(1, WALL, 0, {str(i): f"life-{i}" for i in range(5)})
+BORN = Record(1, WALL, 0, {str(i): f"life-{i}" for i in range(5)}, MEMBERSHIP.epoch)
 
 
 def view(id: str, life: str = "", **facts: Any) -> NodeView:
@@ -41,6 +43,7 @@ def empty(ids: Iterable[int], **facts: Any) -> dict[str, NodeView]:
 
 
 def open_(ids: Iterable[int], **facts: Any) -> dict[str, NodeView]:
+    facts = {"epoch": MEMBERSHIP.epoch, **facts}
     return {
         str(i): view(str(i), open=True, joined=True, generation=1, incarnation=1, **facts)
         for i in ids
@@ -49,7 +52,8 @@ def open_(ids: Iterable[int], **facts: Any) -> dict[str, NodeView]:
 
 def test_all_members_with_an_empty_memory_are_born_above_unix_milliseconds() -> None:
     record = decide_birth(FRESH, empty(range(5)), MEMBERSHIP, WALL)
-    assert record == Record(1, WALL, 0, {str(i): f"new-{i}" for i in range(5)})
+    lives = {str(i): f"new-{i}" for i in range(5)}
+    assert record == Record(1, WALL, 0, lives, MEMBERSHIP.epoch)
 
 
 def test_a_birth_waits_for_every_member() -> None:
@@ -140,7 +144,8 @@ def test_a_registry_that_forgot_is_told_by_the_nodes_and_nobody_is_born() -> Non
     """Otherwise the next total loss would pass for a first start."""
     views = open_(range(2), floor=WALL + 5) | empty(range(2, 5), rested=True)
     restored = decide_birth(None, views, MEMBERSHIP, WALL)
-    assert restored == Record(1, WALL + 5, 0, {"0": "life-0", "1": "life-1"})
+    lives = {"0": "life-0", "1": "life-1"}
+    assert restored == Record(1, WALL + 5, 0, lives, MEMBERSHIP.epoch)
 
 
 def test_the_arguments_of_a_birth_name_every_member() -> None:
@@ -163,6 +168,7 @@ def test_a_reply_of_state_becomes_a_view() -> None:
         "1",
         "run",
         "4",
+        "{}",
         "5",
         "0:1,3:5",
     ]
@@ -179,6 +185,7 @@ def test_a_reply_of_state_becomes_a_view() -> None:
         rested=True,
         run_id="run",
         generation=4,
+        members="{}",
         incarnation=5,
         vector={"0": 1, "3": 5},
     )
@@ -260,3 +267,47 @@ def test_a_full_disk_is_an_error_that_an_agent_survives_and_the_record_stays(
         with pytest.raises(ConfigurationError, match="No space left"):
             registry.compare_and_swap(BORN, Record(2, BORN.floor, 0, {}))
     assert registry.read() == BORN
+
+
+OTHER = Membership(number=2, nodes=MEMBERSHIP.nodes[:3], max_ttl=10, quarantine=11)
+
+
+def test_a_record_with_a_change_of_membership_comes_back_as_it_was(tmp_path: Path) -> None:
+    registry = FileRegistry(str(tmp_path / "registry.json"))
+    pending = Pending(OTHER, joining=True, lives={"0": "a"})
+    changing = replace(BORN, pending=pending)
+    assert registry.compare_and_swap(None, changing)
+    assert registry.read() == changing
+    assert Record.from_json({**FRESH.to_json()}) == FRESH, "fields of a change may be left out"
+
+
+def test_a_record_with_a_pending_list_that_makes_no_sense_is_refused() -> None:
+    data = replace(BORN, pending=Pending(OTHER)).to_json()
+    data["pending"]["membership"]["nodes"] = []
+    with pytest.raises(ConfigurationError, match="the record cannot be read"):
+        Record.from_json(data)
+
+
+def test_only_the_list_that_the_record_is_about_decides_on_a_total_loss() -> None:
+    """Nodes that are being added are empty, and are more than a minority of a new list."""
+    views = empty(range(5), rested=True)
+    assert decide_birth(BORN, views, MEMBERSHIP, WALL) is not None
+    assert decide_birth(BORN, views, OTHER, WALL) is None
+    before_epochs = replace(BORN, epoch="")
+    survivors = empty(range(4), rested=True) | open_([4], epoch="2-other")
+    assert decide_birth(before_epochs, survivors, MEMBERSHIP, WALL) is None
+
+
+def test_a_total_loss_keeps_the_change_that_was_begun_unless_that_has_come_too_far() -> None:
+    begun = replace(BORN, pending=Pending(OTHER))
+    reborn = decide_birth(begun, empty(range(5), rested=True), MEMBERSHIP, WALL)
+    assert reborn is not None
+    assert (reborn.pending, reborn.epoch) == (begun.pending, MEMBERSHIP.epoch)
+    joining = replace(BORN, pending=Pending(OTHER, joining=True))
+    for membership in (MEMBERSHIP, OTHER):
+        views = empty(range(5), rested=True)
+        assert decide_birth(joining, views, membership, WALL) is None
+
+
+def test_nodes_of_another_list_do_not_restore_a_record_that_was_lost() -> None:
+    assert decide_birth(None, open_([0, 1], epoch="2-other"), MEMBERSHIP, WALL) is None

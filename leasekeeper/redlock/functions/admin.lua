@@ -198,17 +198,79 @@ local function birth(_, args)
   return reply(read_node(), 'OK')
 end
 
--- open(life, epoch, members, max_ttl, generation): the mark in the data. The node votes when the
--- library `vote` is loaded, too. The generation is that of the birth, or of those it learnt from.
+-- An epoch is NUMBER-HASH. Nothing but a larger number leads from one to the next.
+local function number_of(epoch)
+  return tonumber(string.match(epoch or '', '^(%d+)-')) or 0
+end
+
+-- open(life, epoch, members, max_ttl, generation, joined): the mark in the data. The node votes when
+-- the library `vote` is loaded, too. The generation is that of the birth, or of those it learnt from.
+-- joined is 0 if all of those were raised, and none of them joined yet: then this one waits as well.
+-- REFUSED also if it was joined in a later epoch meanwhile.
 --   OK | REFUSED life
 local function open(_, args)
   local life, epoch, members, max_ttl = args[1], args[2], args[3], tonumber(args[4])
   local node = read_node()
-  if node.life ~= life then
+  if node.life ~= life or number_of(node.epoch) > number_of(epoch) then
     return reply(node, 'REFUSED', node.life or '')
   end
   redis.call('HSET', NODE, 'epoch', epoch, 'members', members, 'max_ttl', int(max_ttl),
-    'generation', args[5] or '0', 'joined', '1', 'open', '1')
+    'generation', args[5] or '0', 'open', '1')
+  if args[6] ~= '0' then
+    redis.call('HSET', NODE, 'joined', '1')
+  end
+  return reply(read_node(), 'OK')
+end
+
+-- raise(life, epoch, members): a change of membership begins. From now on this memory votes for
+-- nobody, until it is joined, and hands the new list to whoever comes with another one. What was
+-- joined already stays joined: whoever goes on with a change raises again.
+--   OK | REFUSED life | CLOSED | EPOCH mine
+local function raise(_, args)
+  local life, epoch, members = args[1], args[2], args[3]
+  local node = read_node()
+  if node.life ~= life then
+    return reply(node, 'REFUSED', node.life or '')
+  end
+  if not node.open then
+    return reply(node, 'CLOSED')
+  end
+  if node.epoch ~= epoch then
+    if number_of(epoch) <= number_of(node.epoch) then
+      return reply(node, 'EPOCH', node.epoch or '')
+    end
+    redis.call('HDEL', NODE, 'joined')
+    redis.call('HSET', NODE, 'epoch', epoch, 'members', members)
+  end
+  return reply(node, 'OK')
+end
+
+-- join(life, epoch, members, max_ttl, cap, generation): this memory votes in the new epoch. It has
+-- learnt (`learn`) what the old list knew. A memory that was never open must have announced itself
+-- and rested; that it is not one that was joined before, and forgot, is for the caller to know.
+-- With another cap the agent must register anew: it then counts only time after that, so that
+-- nothing is left over of what the old cap let through.
+--   OK | REFUSED life | CLOSED | EPOCH mine
+local function join(_, args)
+  local life, epoch, members, max_ttl, cap = args[1], args[2], args[3], args[4], args[5]
+  local node = read_node()
+  if node.life ~= life then
+    return reply(node, 'REFUSED', node.life or '')
+  end
+  if not node.open and not (node.incarnation and redis.call('HGET', NODE, 'rested')) then
+    return reply(node, 'CLOSED')
+  end
+  if node.epoch ~= epoch and number_of(epoch) <= number_of(node.epoch) then
+    return reply(node, 'EPOCH', node.epoch or '')
+  end
+  if node.cap ~= tonumber(cap) then
+    redis.call('HDEL', NODE, 'agent')
+  end
+  redis.call('HSET', NODE, 'epoch', epoch, 'members', members, 'max_ttl', max_ttl, 'cap', cap,
+    'joined', '1', 'open', '1')
+  if not node.open then
+    redis.call('HSET', NODE, 'generation', args[6])
+  end
   return reply(read_node(), 'OK')
 end
 
@@ -220,14 +282,14 @@ local function close()
 end
 
 -- state(): for agents, the operator and people.
---   NODE life birth open joined epoch floor tick locks id rested run_id generation
+--   NODE life birth open joined epoch floor tick locks id rested run_id generation members
 local function state()
   local node = read_node()
   local more = redis.call('HMGET', NODE, 'birth', 'rested', 'run_id', 'generation')
   local locks = math.max(0, redis.call('DBSIZE') - 1)
   return reply(node, 'NODE', node.life or '', more[1] or '0', node.open or '0', node.joined or '0',
     node.epoch or '', int(node.floor), int(node.tick), int(locks), node.id or '', more[2] or '0',
-    more[3] or '', more[4] or '0')
+    more[3] or '', more[4] or '0', node.members or '')
 end
 
 -- forget(lock, largest): the lock was deleted. Its F is folded into the floor, so that a lock of the
@@ -317,6 +379,8 @@ redis.register_function { function_name = 'lk1_dump', callback = dump, flags = {
 redis.register_function { function_name = 'lk1_learn', callback = learn }
 redis.register_function { function_name = 'lk1_birth', callback = birth }
 redis.register_function { function_name = 'lk1_open', callback = open }
+redis.register_function { function_name = 'lk1_raise', callback = raise, flags = SAFE_WHEN_FULL }
+redis.register_function { function_name = 'lk1_join', callback = join }
 redis.register_function { function_name = 'lk1_close', callback = close, flags = SAFE_WHEN_FULL }
 redis.register_function { function_name = 'lk1_state', callback = state, flags = { 'no-writes' } }
 redis.register_function { function_name = 'lk1_entries', callback = entries, flags = { 'no-writes' } }

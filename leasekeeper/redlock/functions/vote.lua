@@ -3,8 +3,8 @@
 -- ARGV[1] is always the caller's epoch.
 --
 -- Before anything else, each function may answer
---   EPOCH mine members   the caller's list of nodes is not mine
---   CLOSED               I do not vote (yet); not a "no"
+--   EPOCH mine members   the caller's list of nodes is not mine; here is mine
+--   CLOSED               I do not vote (yet): not open, or raised and not joined; not a "no"
 --   TTL max_ttl          asked to keep the entry for longer than I may; refused, because a shorter one would be a lie
 
 -- Of the node only what a vote needs: this is most of what a call costs.
@@ -19,11 +19,14 @@ local function read_voter()
 end
 
 local function refusal(node, epoch, ttl)
-  if not node.open or not node.joined then
+  if not node.open then
     return reply(node, 'CLOSED')
   end
   if node.epoch ~= epoch then
     return reply(node, 'EPOCH', node.epoch or '', redis.call('HMGET', NODE, 'members')[1] or '')
+  end
+  if not node.joined then
+    return reply(node, 'CLOSED')
   end
   if ttl and not (ttl > 0 and ttl <= node.max_ttl) then
     return reply(node, 'TTL', int(node.max_ttl))
