@@ -8,11 +8,11 @@ from importlib import resources
 
 ADMIN = "lk1_admin"
 VOTE = "lk1_vote"
+_FILES = {ADMIN: ("common", "admin", "change"), VOTE: ("common", "vote")}
 
 
 def library(name: str) -> str:
     """The source of the library `name`, as FUNCTION LOAD takes it."""
-    files = resources.files(__name__)
-    common = (files / "common.lua").read_text()
-    own = (files / f"{name.removeprefix('lk1_')}.lua").read_text()
-    return f"#!lua name={name}\n{common}\n{own}"
+    folder = resources.files(__name__)
+    texts = [(folder / f"{file}.lua").read_text() for file in _FILES[name]]
+    return "\n".join([f"#!lua name={name}", *texts])
