@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
-import signal
 import sys
 from collections.abc import Callable, Sequence
-from typing import NoReturn
 
-from leasekeeper import __version__
+from leasekeeper import __version__, cli_change
+from leasekeeper.cli_options import (
+    TLS_OPTIONS,
+    Option,
+    Stopped,
+    add_options,
+    password_file,
+    read_membership,
+    stop_at_signals,
+    tls_of,
+)
 from leasekeeper.lease import ConfigurationError
 from leasekeeper.redlock.agent import Agent, Settings, WrongServer
 from leasekeeper.redlock.blocking import BadCredentials, Untrusted, parse_server
-from leasekeeper.redlock.known_lists import parse_membership
 from leasekeeper.redlock.log import log
-from leasekeeper.redlock.membership import Membership
-from leasekeeper.redlock.password_file import PasswordFile
 from leasekeeper.redlock.registry import FileRegistry
 from leasekeeper.redlock.status_page import Status, parse_http, serve
-from leasekeeper.redlock.tls import Tls
 from leasekeeper.redlock.users_file import UsersFile
 from leasekeeper.redlock.watched_file import WatchedFile
 
@@ -47,6 +50,7 @@ _EPILOG = """\
 examples:
   leasekeeper demo --seconds 20
   leasekeeper node-agent --help
+  leasekeeper change-membership --help
   leasekeeper sql-schema postgresql | psql app
   leasekeeper --version
 """
@@ -71,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    options = [
+    options: list[Option] = [
         ("node", "ID", "which member of the ensemble this is", True),
         ("server", "ADDRESS", "the server beside it: unix:///path/to/socket or HOST:PORT", True),
         ("membership", "FILE", "membership.json: the nodes, and the timings they agree on", True),
@@ -89,27 +93,10 @@ def _parser() -> argparse.ArgumentParser:
         ),
         ("registry", "FILE", "the record of births; left out: somebody else gives birth", False),
         ("http", "[HOST]:PORT", "where to serve /status, /readyz and /healthz", False),
-        (
-            "tls-ca",
-            "FILE",
-            "the CA of the nodes' certificates; left out: no TLS. With it, everything but a unix"
-            " socket is TLS",
-            False,
-        ),
-        ("tls-cert", "FILE", "a client certificate, if the nodes ask for one", False),
-        ("tls-key", "FILE", "its private key", False),
-        ("tls-name", "NAME", "what the certificates are for, if not each node's host", False),
+        *TLS_OPTIONS,
     ]
-    for name, metavar, text, required in options:
-        variable = f"LEASEKEEPER_{name.upper().replace('-', '_')}"
-        given = os.environ.get(variable)
-        agent.add_argument(
-            f"--{name}",
-            metavar=metavar,
-            help=f"{text} ({variable})",
-            default=given,
-            required=required and given is None,
-        )
+    add_options(agent, options)
+    cli_change.add(commands)
     _add_demo(commands)
     _add_sql_schema(commands)
     return parser
@@ -179,21 +166,8 @@ def _demo(options: argparse.Namespace) -> int:
     return run.main(options)
 
 
-def _read(path: str, option: str) -> str:
-    try:
-        with open(path, encoding="utf-8") as file:
-            return file.read()
-    except (OSError, UnicodeDecodeError) as wrong:
-        why = wrong.strerror if isinstance(wrong, OSError) else "not a text"
-        raise ConfigurationError(f"{option} {path}: {why}; name a file that can be read") from None
-
-
-def _membership(path: str, option: str) -> Membership:
-    return parse_membership(_read(path, option), f"{option} {path}")
-
-
 def _settings(options: argparse.Namespace) -> Settings:
-    membership = _membership(options.membership, "--membership")
+    membership = read_membership(options.membership, "--membership")
     ids = [node.id for node in membership.nodes]
     if options.node not in ids:
         raise ConfigurationError(
@@ -212,44 +186,12 @@ def _settings(options: argparse.Namespace) -> Settings:
         membership_file=WatchedFile(
             options.membership, what="membership file", advice="the last one stays in use"
         ),
-        agent_password=_password(options.credentials, "agent"),
-        peer_password=_password(options.credentials, "peer"),
-        tls=_tls(options),
+        agent_password=password_file(options.credentials, "agent"),
+        peer_password=password_file(options.credentials, "peer"),
+        tls=tls_of(options),
         users=users,
         registry=registry,
     )
-
-
-def _password(directory: str, user: str) -> PasswordFile:
-    try:
-        return PasswordFile(os.path.join(directory, user))
-    except ConfigurationError as wrong:
-        raise ConfigurationError(f"--credentials {wrong}") from None
-
-
-def _tls(options: argparse.Namespace) -> Tls | None:
-    if not options.tls_ca:
-        for name in ("cert", "key", "name"):
-            if getattr(options, f"tls_{name}"):
-                raise ConfigurationError(f"--tls-{name} needs --tls-ca: without it there is no TLS")
-        return None
-    try:
-        return Tls(
-            ca_file=options.tls_ca,
-            cert_file=options.tls_cert or None,
-            key_file=options.tls_key or None,
-            server_name=options.tls_name or None,
-        )
-    except ConfigurationError as wrong:
-        raise ConfigurationError(f"--tls-ca, --tls-cert, --tls-key: {wrong}") from None
-
-
-class _Stop(BaseException):
-    """SIGTERM or SIGINT. Raised wherever the loop is, so that a stop is prompt in every state."""
-
-
-def _stop(number: int, _: object) -> NoReturn:
-    raise _Stop(signal.Signals(number).name)
 
 
 def _node_agent(options: argparse.Namespace) -> int:
@@ -257,21 +199,27 @@ def _node_agent(options: argparse.Namespace) -> int:
     status = Status(settings.node)
     if options.http:
         serve(parse_http(options.http), status)
-    signal.signal(signal.SIGTERM, _stop)
-    signal.signal(signal.SIGINT, _stop)
+    stop_at_signals()
     try:
         log("agent-started", node=settings.node, server=options.server, version=__version__)
         Agent(settings, status).run()
-    except _Stop as stop:
+    except Stopped as stop:
         log("agent-stopped", node=settings.node, signal=stop)
     return EXIT_STOPPED
+
+
+_COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
+    "node-agent": _node_agent,
+    "change-membership": cli_change.run,
+    "demo": _demo,
+    "sql-schema": _sql_schema,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
-        run = {"node-agent": _node_agent, "demo": _demo, "sql-schema": _sql_schema}[options.command]
-        return run(options)
+        return _COMMANDS[options.command](options)
     except ConfigurationError as wrong:
         code, message = EXIT_CONFIGURATION, str(wrong)
     except BadCredentials as wrong:

@@ -19,7 +19,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, ConnectionError, RedisError
 
 from leasekeeper.redlock import users
-from leasekeeper.redlock.life import Learnt
+from leasekeeper.redlock.learnt import Learnt
 from leasekeeper.redlock.membership import Membership, Node
 from leasekeeper.redlock.registry import NodeView, Record
 
