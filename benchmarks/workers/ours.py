@@ -7,7 +7,6 @@ import json
 import secrets
 import sys
 import time
-from dataclasses import replace
 from typing import Any
 
 from leasekeeper.clock import SystemClock
@@ -38,12 +37,12 @@ def proxied(job: Job, lock: str) -> MakeLinks | None:
     nodes = tuple(
         Node(str(number), host, int(port)) for number, (host, _, port) in enumerate(pairs)
     )
-    return own_links(
-        replace(Membership.from_json(job["membership"]), nodes=nodes),
+    links = own_links(
         username=f"lock:{lock}",
         password=job["password"],
         patience=timings_of(job).retry_period,
     )
+    return lambda _nodes, channel, on_push: links(nodes, channel, on_push)
 
 
 def store_of(job: Job, lock: str, name: str, links: MakeLinks | None = None) -> RedlockStore:

@@ -11,9 +11,11 @@ come back in one read: most of what a request costs is that.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Mapping, Sequence
+from functools import partial
 
-from leasekeeper.redlock.membership import Membership
+from leasekeeper.redlock.membership import Membership, Node
 from leasekeeper.redlock.tls import Tls
 from leasekeeper.redlock.transport import (
     Answer,
@@ -28,7 +30,6 @@ from leasekeeper.redlock.transport import (
 
 
 def own_links(
-    membership: Membership,
     *,
     username: str,
     password: str,
@@ -37,16 +38,44 @@ def own_links(
 ) -> MakeLinks:
     """Connections that belong to one store, and end with it."""
 
-    def links(channel: str, on_push: OnPush) -> Mapping[str, Link]:
+    def links(nodes: Sequence[Node], channel: str, on_push: OnPush) -> Mapping[str, Link]:
         found = {
             node.id: TcpLink(node, username=username, password=password, patience=patience, tls=tls)
-            for node in membership.nodes
+            for node in nodes
         }
         for link in found.values():
             link.listen(channel, on_push, ignore)
         return found
 
     return links
+
+
+class StoreLinks:
+    """The links of one store, to the nodes of its list as that changes."""
+
+    def __init__(self, make: MakeLinks, channel: str, on_push: OnPush) -> None:
+        self._make = make
+        self._channel = channel
+        self._on_push = on_push
+        self._links: dict[Node, Link] = {}
+        self._leaving: set[asyncio.Task[None]] = set()
+
+    def to(self, nodes: Sequence[Node]) -> Mapping[str, Link]:
+        """By id. Those to nodes that stay are kept."""
+        come = [node for node in nodes if node not in self._links]
+        made = self._make(come, self._channel, self._on_push)
+        for node in [node for node in self._links if node not in nodes]:
+            leaving = asyncio.ensure_future(self._links.pop(node).close())
+            self._leaving.add(leaving)  # a loop keeps no task that nobody else has
+            leaving.add_done_callback(self._leaving.discard)
+        self._links |= {node: made[node.id] for node in come}
+        return {node.id: self._links[node] for node in nodes}
+
+    async def close(self) -> None:
+        for link in self._links.values():
+            await link.close()
+        for leaving in list(self._leaving):
+            await leaving
 
 
 class SharedLinks:
@@ -65,16 +94,19 @@ class SharedLinks:
         patience: float,
         tls: Tls | None = None,
     ) -> None:
-        self._links = {
-            node.id: TcpLink(
-                node, username=username, password=password, patience=patience, tls=tls, shared=True
-            )
-            for node in membership.nodes
-        }
+        self._connect = partial(
+            TcpLink, username=username, password=password, patience=patience, tls=tls, shared=True
+        )
+        self._links = {node: self._connect(node) for node in membership.nodes}
 
-    def borrow(self, channel: str, on_push: OnPush) -> Mapping[str, Link]:
-        """As `links` of a store."""
-        return {id: _Borrowed(link, channel, on_push) for id, link in self._links.items()}
+    def borrow(self, nodes: Sequence[Node], channel: str, on_push: OnPush) -> Mapping[str, Link]:
+        """As `links` of a store. A node that is new after a change of membership is connected to;
+        one that is gone is let go of at the end only: another store may still use it.
+        """
+        for node in nodes:
+            if node not in self._links:
+                self._links[node] = self._connect(node)
+        return {node.id: _Borrowed(self._links[node], channel, on_push) for node in nodes}
 
     async def close(self) -> None:
         for link in self._links.values():

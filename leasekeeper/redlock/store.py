@@ -6,6 +6,9 @@ Safety rests on four things, each in one place here:
 - it is checked again *after* the last vote that counts, on acquire and on renew;
 - every attempt has an id of its own, so that a late message of an older one changes nothing;
 - every way out of an attempt that is not a lease gives the entries back on all nodes.
+
+A newer list of nodes (`following.py`) is gone over to between two rounds, never within one: votes
+of two lists are not counted together.
 """
 
 from __future__ import annotations
@@ -35,7 +38,8 @@ from leasekeeper.lease import (
 )
 from leasekeeper.redlock import quorum as q
 from leasekeeper.redlock import requests
-from leasekeeper.redlock.connections import own_links
+from leasekeeper.redlock.connections import StoreLinks, own_links
+from leasekeeper.redlock.following import Following
 from leasekeeper.redlock.gate import SHORTEST_PATIENCE, gate_order, pass_the_gate
 from leasekeeper.redlock.membership import Membership
 from leasekeeper.redlock.tls import Tls
@@ -70,35 +74,51 @@ class RedlockStore:
                 f" of this ensemble keep ({membership.max_ttl:g}): shorten the lease, or use an"
                 " ensemble with a larger longestLeaseSeconds"
             )
-        self._membership = membership
         self._lock = lock
         self._candidate = candidate
         self._timings = timings
         self._clock = clock
         self._key = f"lk:lock:{lock}"
-        self._epoch = membership.epoch
         self._ttl = str(round(timings.ttl * q.MICROSECONDS))
         self._attempt = 0
         self._splits = 0
-        self._gate = gate_order(lock, (node.id for node in membership.nodes))
         self._in_a_crowd = False  # others may wait for the lock as we do
         self._lost_at_gate = False
         self._current: str | None = None  # the id of the lease that is held, for repairs only
         self._successor: str | None = None  # who was called when we gave the lock back
-        self._waiting = Waiting(self._gate[0], SHORTEST_PATIENCE)
+        self._waiting = Waiting("", SHORTEST_PATIENCE)
         self._was_ready = False
         self.on_renewal: OnRenewal | None = None
         """Told of each node's answer to a renewal, for measuring: the node, whether it said yes,
         and after how many seconds. Must be quick.
         """
         make_links = links or own_links(
-            membership,
-            username=username,
-            password=password,
-            patience=timings.retry_period,
-            tls=tls,
+            username=username, password=password, patience=timings.retry_period, tls=tls
         )
-        self._links = make_links(f"lk:freed:{lock}/{candidate.id}", self._waiting.on_push)
+        self._all_links = StoreLinks(
+            make_links, f"lk:freed:{lock}/{candidate.id}", self._waiting.on_push
+        )
+        self._go_by(membership)
+
+    @property
+    def membership(self) -> Membership:
+        """The list that it goes by now."""
+        return self._membership
+
+    def _go_by(self, membership: Membership) -> None:
+        """A round that is under way keeps the links and the epoch that it began with."""
+        self._membership = membership
+        self._epoch = membership.epoch
+        self._following = Following(membership)
+        self._gate = gate_order(self._lock, (node.id for node in membership.nodes))
+        self._waiting.first_node = self._gate[0]
+        self._links = self._all_links.to(membership.nodes)
+
+    def _follow(self) -> None:
+        """To a newer list, if enough nodes have said so."""
+        newer = self._following.confirmed()
+        if newer is not None:
+            self._go_by(newer)
 
     @property
     def quorum(self) -> int:
@@ -121,6 +141,7 @@ class RedlockStore:
     # -- acquire ---------------------------------------------------------------------------------
 
     async def acquire(self) -> Acquired:
+        self._follow()
         self._attempt += 1
         attempt = f"{self._candidate.id}/{self._attempt}"
         if self._successor is not None:
@@ -139,6 +160,7 @@ class RedlockStore:
         finally:
             # Also when the caller was cancelled: a write to a connection needs no waiting.
             if not granted:
+                self._following.hear(round_.votes)
                 self._in_a_crowd = True
                 self._give_back(attempt, round_)
 
@@ -235,17 +257,19 @@ class RedlockStore:
     # -- renew -----------------------------------------------------------------------------------
 
     async def renew(self, grant: Grant) -> Renewed:
+        self._follow()
         began = self._clock.now()
         if grant.deadline.passed(began):
             return Lost("the deadline had passed before the renewal began")
         self._current = grant.id
         deadline = Deadline(began, self._timings.renew_deadline)
         arguments = (grant.id, str(grant.token), self._ttl)
+        links, adopt = self._links, self._command(("lk1_adopt", *arguments))
 
         def repair(node: str, reply: q.Reply) -> None:
             good = isinstance(round_.verdict, q.Kept) and not deadline.passed(self._clock.now())
             if good and reply.status == "MISSING" and self._current == grant.id:
-                self._links[node].call(self._command(("lk1_adopt", *arguments)), ignore)
+                links[node].call(adopt, ignore)
 
         def heard(node: str, answer: Answer) -> None:
             if self.on_renewal is not None and not isinstance(answer, Failure):
@@ -253,7 +277,7 @@ class RedlockStore:
 
         round_ = self._round(
             ("lk1_renew", *arguments),
-            lambda v: q.judge_renewal(v, len(self._links)),
+            lambda v: q.judge_renewal(v, len(links)),
             late=repair,
             heard=heard,
         )
@@ -263,6 +287,7 @@ class RedlockStore:
         if isinstance(verdict, q.Deposed):
             return Lost(verdict.why)
         if not isinstance(verdict, q.Kept):
+            self._following.hear(round_.votes)
             return Unknown(round_.votes.causes())
         if grant.deadline.passed(self._clock.now()):
             return Lost("the deadline passed while the votes came in")
@@ -307,8 +332,7 @@ class RedlockStore:
 
     async def close(self) -> None:
         self._waiting.forget()
-        for link in self._links.values():
-            await link.close()
+        await self._all_links.close()
 
     # -- shared ----------------------------------------------------------------------------------
 

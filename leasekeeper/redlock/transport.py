@@ -19,7 +19,7 @@ import contextlib
 import random
 import ssl
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -69,8 +69,8 @@ class Link(Protocol):
     async def close(self) -> None: ...
 
 
-MakeLinks = Callable[[str, OnPush], Mapping[str, Link]]
-"""The links of one store, by node: they listen on this channel, and pass on what comes."""
+MakeLinks = Callable[[Sequence[Node], str, OnPush], Mapping[str, Link]]
+"""A store's links to these nodes, by id: they listen on this channel, and pass on what comes."""
 
 _packed: tuple[tuple[str, ...], bytes] = ((), b"")
 

@@ -81,7 +81,8 @@ class Waiting:
     """What one candidate was told since its last attempt."""
 
     def __init__(self, first_node: str, patience: float) -> None:
-        self._first_node = first_node
+        self.first_node = first_node
+        """In the order of the gate: its word counts at once."""
         self.patience = patience
         """Seconds until a silent node is left aside."""
         self.freed = asyncio.Event()
@@ -103,7 +104,7 @@ class Waiting:
             self.follow(node)
             return
         self._calls[node] = call.rank
-        first_node = node == self._first_node
+        first_node = node == self.first_node
         self._wake_in(look_in(call, first_node=first_node, patience=self.patience))
 
     def _wake_in(self, seconds: float) -> None:

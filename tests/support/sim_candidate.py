@@ -31,7 +31,7 @@ from leasekeeper.lease import (
     Renewed,
     Timings,
 )
-from leasekeeper.redlock.membership import Membership
+from leasekeeper.redlock.membership import Membership, Node
 from leasekeeper.redlock.store import RedlockStore
 from leasekeeper.redlock.transport import Link, OnPush
 
@@ -111,11 +111,11 @@ class CandidateProcess(Process):
         candidate = Candidate(seat.name, "uid", nonce)
         timings = seat.timings
 
-        def links(topic: str, on_push: OnPush) -> Mapping[str, Link]:
+        def links(nodes: Sequence[Node], topic: str, on_push: OnPush) -> Mapping[str, Link]:
             patience = timings.retry_period
             return {
                 node.id: SimLink(world.network, self, node.id, topic, on_push, patience)
-                for node in world.membership.nodes
+                for node in nodes
             }
 
         store = RedlockStore(

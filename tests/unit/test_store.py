@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from virtual_time import VirtualClock, run
 
@@ -67,9 +67,11 @@ class Bench:
         self.links = {str(i): ScriptedLink(says, delay) for i in range(5)}
         self.push: OnPush
 
-        def links(_channel: str, on_push: OnPush) -> Mapping[str, Link]:
+        def links(nodes: Sequence[Node], _: str, on_push: OnPush) -> Mapping[str, Link]:
             self.push = on_push
-            return self.links
+            for node in nodes:
+                self.links.setdefault(node.id, ScriptedLink(says, delay))
+            return {node.id: self.links[node.id] for node in nodes}
 
         self.store = RedlockStore(
             membership=MEMBERSHIP,
