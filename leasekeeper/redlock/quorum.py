@@ -130,7 +130,11 @@ class Votes:
 
     def causes(self) -> dict[str, str]:
         """One line for each node that did not say yes."""
-        said = {node: " ".join((r.status, *r.fields)) for node, r in self.replies.items()}
+        said = {
+            # The list that comes with another epoch is long, and for programs.
+            node: " ".join((r.status, *(r.fields[:1] if r.status == "EPOCH" else r.fields)))
+            for node, r in self.replies.items()
+        }
         return {**self.failures, **said}
 
 

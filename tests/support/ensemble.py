@@ -137,6 +137,13 @@ class Ensemble:
             for node, server in zip(self.membership.nodes, servers, strict=True)
         ]
 
+    def server(self, flavour: str) -> Server:
+        """One more, not started; ends with the ensemble."""
+        tls = self._server_tls(len(self.nodes) + 1)
+        server = Server(flavour, passwords=self.passwords, tls=tls)
+        self._stack.callback(server.close)
+        return server
+
     def _server_tls(self, number: int) -> ServerTls | None:
         if self.authority is None:
             return None

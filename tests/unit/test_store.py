@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from virtual_time import VirtualClock, run
 
+from leasekeeper.clock import Deadline
 from leasekeeper.lease import (
     Candidate,
     Grant,
@@ -358,5 +359,63 @@ def test_whoever_gave_the_lock_back_joins_the_end_and_asks_nobody() -> None:
         for link in bench.links.values():
             assert [name for _, name, _ in link.log] == ["lk1_wait"]
         assert isinstance(await bench.store.acquire(), Grant), "the next look is a real one"
+
+    run(scenario())
+
+
+NEWER = Membership(
+    number=2,
+    nodes=tuple(Node(str(id), "host", 7000 + id) for id in (2, 3, 4, 8, 9)),
+    max_ttl=15,
+    quarantine=16,
+)
+
+
+def raised_to_newer(command: tuple[str, ...]) -> Answer:
+    """All nodes of the old list were raised; those of the newer one agree to everything in it."""
+    epoch, members, _ = NEWER.to_arguments()
+    if command[4] != epoch:
+        return [b"EPOCH", epoch.encode(), members.encode(), b"1", b""]
+    return yes(command)
+
+
+def test_it_follows_its_nodes_to_a_newer_list_between_two_attempts() -> None:
+    async def scenario() -> None:
+        bench = Bench(raised_to_newer)
+        assert isinstance(await bench.store.acquire(), Unavailable)
+        assert set(bench.links) == {"0", "1", "2", "3", "4"}
+        grant = await bench.won()
+        assert bench.store.membership == NEWER
+        asked = {id for id, link in bench.links.items() if grant.id in link.calls("lk1_grant")}
+        assert asked == {"2", "3", "4", "8", "9"}
+        assert isinstance(await bench.store.renew(grant), Grant)
+
+    run(scenario())
+
+
+def test_a_lease_that_was_kept_over_a_restart_is_renewed_by_the_newer_list() -> None:
+    """A sidecar that was killed after it had followed is started with the older list."""
+
+    async def scenario() -> None:
+        bench = Bench(raised_to_newer)
+        now = bench.clock.now()
+        kept = Grant("shop/orders", "me/1", 7, Deadline(now, 8.0), Deadline(now, 9.0))
+        assert isinstance(await bench.store.renew(kept), Unknown)
+        renewed = await bench.store.renew(kept)
+        assert isinstance(renewed, Grant)
+        assert (renewed.id, renewed.token) == (kept.id, kept.token)
+
+    run(scenario())
+
+
+def test_two_nodes_of_five_cannot_lead_it_away() -> None:
+    async def scenario() -> None:
+        bench = Bench()
+        for id in ("0", "1"):
+            bench.links[id].says = raised_to_newer
+        for _ in range(3):
+            grant = await bench.won()
+            await bench.store.release(grant)
+        assert bench.store.membership == MEMBERSHIP
 
     run(scenario())
