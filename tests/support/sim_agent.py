@@ -40,8 +40,10 @@ class AgentProcess(Process):
         pod: Pod,
         membership: Membership,
         registry: MemoryRegistry,
+        within: float = 0.05,
     ) -> None:
         super().__init__(kernel, kernel.fresh(f"agent{pod.node}."), pod.clocks)
+        self.host = pod.host
         self.network = network
         self.pod = pod
         self.error: BaseException | None = None
@@ -62,7 +64,7 @@ class AgentProcess(Process):
         self.wait: Callable[[], object] = self._greenlet.parent.switch
         """Gives the kernel its turn back; the value of the `wake` that was meant for this wait."""
         pod.agents.append(self)
-        kernel.after(kernel.dice.random() * 0.05, self.deliver, self.wake, 0, None)
+        kernel.after(kernel.dice.random() * within, self.deliver, self.wake, 0, None)
 
     def _main(self, *_: object) -> None:
         status = cast(Status, _NoStatus())
@@ -139,8 +141,8 @@ class SimConnection:
         network = self._process.network
         local = isinstance(address, str)
         node = self._process.pod.node if isinstance(address, str) else cast(Any, address)[0]
-        pod = self._process.pod if local else network.route(node)
-        name = "local" if local else self._process.name
+        pod = self._process.pod if local else network.route(node, self._process.host)
+        name = "local" if local else self._process.host
         cut = network.cut_until(name, node) > self._process.kernel.now
         if pod is None or not pod.reachable or cut:
             refused = pod is not None and pod.server is not None and not pod.server.alive

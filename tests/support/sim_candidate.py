@@ -93,6 +93,7 @@ class CandidateProcess(Process):
         world = seat.world
         super().__init__(world.kernel, world.kernel.fresh(f"{seat.name}."), seat.clocks)
         self.seat = seat
+        self.host = seat.name  # a restarted process is where the old one was
         self.loop = ProcessLoop(self, self._failed)
         self.fuse: int | None = None
         """After so many steps that others can see, the process is killed."""

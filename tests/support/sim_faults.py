@@ -69,10 +69,15 @@ class Faults:
                 when = abs(dice.choice(centres) + dice.gauss(0, spread))
                 self._kernel.at(min(when, self._end), self._if_time_is_left, fault)
         sim.referee.on_event = self._on_event
+        self._play()
         self._kernel.run(self._end)
         sim.referee.on_event = lambda _: None
         if not sim.referee.violations:
+            self._kernel.stopped = False
             self._heal()
+
+    def _play(self) -> None:
+        """What goes on beside the faults (sim_scenes)."""
 
     def _on_event(self, moment: str) -> None:
         aimed = self._aimed.get(moment)
@@ -140,7 +145,8 @@ class Faults:
                 for ghost in list(ghosts):
                     self._end_of(ghost)
 
-    def crash(self, pod: Pod | None = None) -> None:
+    def crash(self, pod: Pod | None = None, down: float | None = None) -> None:
+        """`down`: seconds until it is started again; some time, where nothing is said."""
         if pod is not None or self._may_lose_memory():
             pod = pod or self._pod()
             if pod.server is not None:
@@ -149,7 +155,8 @@ class Faults:
                 self._kernel.say(pod.server.name, "crashes")
                 pod.server.die()
                 pod.server = None
-                self._kernel.after(self._span(0.3), self._restart, pod)
+                seconds = self._span(0.3) if down is None else down
+                self._kernel.after(seconds, self._restart, pod)
 
     def _restart(self, pod: Pod) -> None:
         if pod.server is None:
@@ -161,8 +168,8 @@ class Faults:
             for pod in self._network.pods.values():
                 self._kernel.after(self._span(0.2), self.crash, pod)
 
-    def flush(self) -> None:
-        pod = self._pod()
+    def flush(self, pod: Pod | None = None) -> None:
+        pod = pod or self._pod()
         if pod.server is not None and self._may_lose_memory():
             self._happens("flush")
             self._exorcise()
@@ -170,11 +177,11 @@ class Faults:
             pod.server.memory.flush()
             pod.server.highest = 0
 
-    def replace(self, longest: float = 5.0) -> None:
+    def replace(self, longest: float = 5.0, ghost: Pod | None = None) -> None:
         """A new pod takes the node's name; the old one still runs, and some still find it."""
         members = self._sim.membership
         haunted = {node for node, ghosts in self._network.ghosts.items() if ghosts}
-        ghost = self._pod()
+        ghost = ghost or self._pod()
         # With a quorum of old servers there would be two ensembles, and nobody could tell.
         too_many = len(haunted | {ghost.node}) > len(members.nodes) - members.quorum
         if too_many or self._would_be_total():
@@ -185,7 +192,7 @@ class Faults:
         if self._dice.random() < 0.4:
             for agent in list(ghost.agents):
                 agent.die()
-        pod = Pod(ghost.node, self._sim.clocks())
+        pod = self._sim.new_pod(ghost.node)
         self._network.pods[ghost.node] = pod
         self._sim.start_server(pod)
         self._sim.start_agent(pod)
@@ -273,10 +280,8 @@ class Faults:
     def cut(self) -> None:
         self._happens("cut")
         node = self._pod().node
-        names = [seat.process.name for seat in self._sim.seats if seat.process]
-        names += [agent.name for agent in self._pod().agents]
-        client = self._dice.choice(names or ["*"])
-        pair = self._dice.choice([(client, node), (client, "*"), ("*", node)])
+        host = self._dice.choice([*(seat.name for seat in self._sim.seats), self._pod().host])
+        pair = self._dice.choice([(host, node), (host, "*"), ("*", node)])
         seconds = self._span()
         self._network.cut(*pair, seconds)
         self._kernel.say("FAULTS", f"{pair} cut off for {seconds:.3f}")

@@ -138,6 +138,8 @@ class Process:
     def __init__(self, kernel: Kernel, name: str, clocks: MachineClocks) -> None:
         self.kernel = kernel
         self.name = name
+        self.host = name
+        """Where it is on the network: what is cut off, and what finds a ghost."""
         self.clocks = clocks
         self.alive = True
         self.pauses = 0

@@ -98,13 +98,13 @@ class SimLink:
             self._process.loop.call_later(0.0, self._try)
 
     def _try(self) -> None:
-        pod = self._network.route(self._node)
-        cut = self._network.cut_until(self._process.name, self._node) > self._process.kernel.now
+        host = self._process.host
+        pod = self._network.route(self._node, host)
+        cut = self._network.cut_until(host, self._node) > self._process.kernel.now
         if pod is None or not pod.reachable or cut:
             self._again()
             return
-        name = self._process.name
-        when = max(self._network.arrival(name, self._node) for _ in range(2))
+        when = max(self._network.arrival(host, self._node) for _ in range(2))
         self._process.kernel.at(when, self._process.deliver, self._connected, pod.server)
 
     def _again(self) -> None:

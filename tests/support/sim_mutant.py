@@ -30,6 +30,8 @@ class Part:
     target: Any
     name: str
     new: Any
+    is_there: bool = True
+    """Otherwise it is made: a class attribute in front of what instances have."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +57,9 @@ class Mutant:
         with ExitStack() as stack:
             for change in self.changes:
                 if isinstance(change, Part):
+                    create = not change.is_there
                     stack.enter_context(
-                        patch.object(change.target, change.name, change.new, create=True)
+                        patch.object(change.target, change.name, change.new, create=create)
                     )
             yield
 
@@ -64,10 +67,10 @@ class Mutant:
         with self.applied():
             return run_schedule(seed, self.profile, sources=self.sources(), traced=traced)
 
-    def first_caught(self, budget: int | None = None) -> Outcome | None:
+    def first_caught(self, prefix: str = "") -> Outcome | None:
         """The first schedule that shows what the protection is for; none: it survived."""
-        for number in range(budget or self.budget):
-            outcome = self.run(f"{self.name}:{number}")
+        for number in range(self.budget):
+            outcome = self.run(f"{prefix}{self.name}:{number}")
             if outcome.violations:
                 return outcome
         return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
@@ -18,6 +18,7 @@ from leasekeeper.redlock.local_server import LocalServer
 from leasekeeper.redlock.membership import Membership
 from leasekeeper.redlock.peers import Peers
 from leasekeeper.redlock.registry import NodeView, Record
+from leasekeeper.redlock.transport import Failure
 
 ADMIN, VOTE = functions.ADMIN, functions.VOTE
 
@@ -39,48 +40,20 @@ CRASHES = replace(
         "reset": 1,
     },
 )
-LOST_WITHOUT_CLOCKS = replace(
+# One story, and sometimes a fault that gets in its way.
+SCENE = replace(
     CRASHES,
-    wild=1.0,
-    weights={"crash": 8, "step_down": 4, "stop_candidate": 4, "cut": 4, "early": 4},
-)
-GHOSTS = replace(
-    CRASHES,
-    weights={
-        "replace": 6,
-        "crash": 1,
-        "kill_candidate": 2,
-        "pause_candidate": 2,
-        "cut": 3,
-        "reset": 4,
-    },
+    candidates=(2, 3),
+    leases=(2.0,),
+    caps=(0.02, 0.1),
+    seconds=(12.0, 12.0),
+    faults=(0, 1),
+    weights={"reset": 1, "kill_agent": 1, "pause_candidate": 1, "wall_step": 1},
 )
 IN_THE_DARK = replace(
-    GHOSTS, faults=(2, 6), weights={"replace_in_the_dark": 6, "reset": 1, "step_down": 1}
+    CRASHES, faults=(2, 6), weights={"replace_in_the_dark": 6, "reset": 1, "step_down": 1}
 )
-HAUNTED = replace(GHOSTS, seconds=(8.0, 12.0), faults=(1, 2), weights={"haunt": 1})
-RIVALS = replace(
-    GHOSTS,
-    faults=(4, 12),
-    weights={"rivals": 6, "cut": 6, "reset": 3, "kill_candidate": 3, "step_down": 3},
-)
-FLUSHED = replace(
-    CRASHES,
-    caps=(0.5,),
-    moments=("won", "renew"),
-    weights={"flush": 6, "pause_agent": 8, "cut": 4, "kill_candidate": 3, "pause_candidate": 2},
-)
-IDLE = replace(
-    CRASHES,
-    candidates=(2,),
-    idle=12.0,
-    seconds=(6.0, 10.0),
-    faults=(1, 1),
-    weights={"one_after_the_other": 1},
-)
-LONELY = replace(
-    CRASHES, candidates=(2,), caps=(0.02,), faults=(1, 3), weights={"lonely": 5, "reset": 1}
-)
+USURPED = replace(CRASHES, seconds=(8.0, 12.0), faults=(1, 2), weights={"usurper": 1})
 TOTAL_LOSSES = replace(
     CRASHES,
     weights={"total_loss": 3, "crash": 3, "wall_step": 3, "replace": 1, "step_down": 3, "cut": 1},
@@ -88,28 +61,6 @@ TOTAL_LOSSES = replace(
 FORGETTING = replace(
     CRASHES, wild=0.5, weights={"forget": 5, "crash": 5, "step_down": 3, "stop_candidate": 3}
 )
-# Agents are late, stand still, restart and run twice; nothing is left between deadline and lease.
-TICKS = replace(
-    USUAL,
-    nodes=(3,),
-    wild=0.0,
-    tight=1.0,
-    late=0.6,
-    leases=(1.0,),
-    caps=(0.3, 0.5),
-    faults=(10, 30),
-    weights={
-        "pause_agent": 6,
-        "kill_agent": 3,
-        "twin": 3,
-        "pause_server": 3,
-        "storm": 3,
-        "reset": 3,
-        "kill_candidate": 3,
-        "pause_candidate": 3,
-    },
-)
-WALL = replace(TICKS, weights={"wall_step": 6, "kill_candidate": 2, "pause_candidate": 2})
 
 
 def _no_quarantine(life: Life, membership: Membership) -> float:
@@ -120,8 +71,10 @@ def _half_quarantine(life: Life, membership: Membership) -> float:
     return membership.quarantine / 2
 
 
-def _everybody_counts(self: quorum.Votes) -> Iterable[tuple[str, quorum.Reply]]:
-    return self.replies.items()
+def _everybody_counts(self: quorum.Votes, node: str, reply: quorum.Reply | Failure) -> None:
+    """What replies say of incarnations is not kept."""
+    _add_vote(self, node, reply)
+    self._latest.clear()
 
 
 def _known_since_first_sight(self: Life, peer: str, name: str, at: float, max_ttl: float) -> Life:
@@ -176,6 +129,7 @@ def _by_the_wall_clock(self: Server, command: Sequence[str]) -> Any:
     return _fcall(self, command)
 
 
+_add_vote = quorum.Votes.add
 _accepted = Life.accepted
 _write = LocalServer.write
 _learn = Peers.learn
@@ -196,28 +150,38 @@ _CLOSED = """  if not node.open then
 """
 
 MUTANTS = [
-    Mutant("no recovery of F", CRASHES, (Part(LocalServer, "write", _write_no_fences),)),
+    Mutant(
+        "no recovery of F",
+        replace(SCENE, scene="forgotten_token"),
+        (Part(LocalServer, "write", _write_no_fences),),
+    ),
     Mutant(
         "recovery of F from one helper",
-        replace(LOST_WITHOUT_CLOCKS, nodes=(5,)),
+        replace(SCENE, scene="forgotten_token"),
         (Part(Peers, "learn", _write_half_of_the_fences),),
     ),
     Mutant(
         "recovery without quarantine nor incarnations",
-        CRASHES,
+        replace(SCENE, scene="forgotten_lease"),
         (
             Part(life, "quarantine", _no_quarantine),
-            Part(quorum.Votes, "counting", _everybody_counts),
+            Part(quorum.Votes, "add", _everybody_counts),
         ),
     ),
     Mutant(
-        "quarantine shorter than the lease", LONELY, (Part(life, "quarantine", _half_quarantine),)
+        "quarantine shorter than the lease",
+        replace(SCENE, scene="forgotten_lease"),
+        (Part(life, "quarantine", _half_quarantine),),
     ),
-    Mutant("incarnations but no quarantine", CRASHES, (Part(life, "quarantine", _no_quarantine),)),
+    Mutant(
+        "incarnations but no quarantine",
+        replace(SCENE, scene="forgotten_lease"),
+        (Part(life, "quarantine", _no_quarantine),),
+    ),
     Mutant(
         "old server alive, no incarnations",
-        GHOSTS,
-        (Part(quorum.Votes, "counting", _everybody_counts),),
+        replace(SCENE, scene="ghost_votes"),
+        (Part(quorum.Votes, "add", _everybody_counts),),
     ),
     Mutant(
         "announced after the quarantine",
@@ -226,7 +190,7 @@ MUTANTS = [
     ),
     Mutant(
         "a ghost helps to recover",
-        HAUNTED,
+        replace(SCENE, scene="ghost_helps"),
         (
             Part(life, "outranked_peers", lambda views: {}),
             Part(peers, "outranked_peers", lambda views: {}),
@@ -235,22 +199,34 @@ MUTANTS = [
     ),
     Mutant(
         "an outranked node stays as it is",
-        replace(HAUNTED, weights={"usurper": 1}),
+        USURPED,
         (Part(life, "outranked", lambda own: False),),
     ),
     Mutant(
         "the same incarnation announced twice",
-        RIVALS,
+        replace(SCENE, scene="rivals"),
         (Text(ADMIN, "if incarnation <= known then", "if incarnation < known then"),),
     ),
     Mutant(
         "a node without memory votes",
-        FLUSHED,
+        replace(SCENE, scene="flushed_nodes"),
         (Text(VOTE, _CLOSED, ""), Text(VOTE, "ttl <= node.max_ttl", "true")),
     ),
-    Mutant("no extra cap", TICKS, (Text(VOTE, "ttl + 2 * node.cap", "ttl"),)),
-    Mutant("Redis TTL instead of ticks", WALL, (Part(Server, "_fcall", _by_the_wall_clock),)),
-    Mutant("floor not recovered", IDLE, (Part(LocalServer, "write", _write_no_floor),)),
+    Mutant(
+        "no extra cap",
+        replace(SCENE, scene="late_ticks", caps=(0.3, 0.5)),
+        (Text(VOTE, "ttl + 2 * node.cap", "ttl"),),
+    ),
+    Mutant(
+        "Redis TTL instead of ticks",
+        replace(SCENE, scene="wall_clocks_jump"),
+        (Part(Server, "_fcall", _by_the_wall_clock),),
+    ),
+    Mutant(
+        "floor not recovered",
+        replace(SCENE, scene="forgotten_floor"),
+        (Part(LocalServer, "write", _write_no_floor),),
+    ),
     Mutant(
         "floor not kept by forget",
         FORGETTING,

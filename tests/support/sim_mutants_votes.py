@@ -37,16 +37,6 @@ WILD = replace(
         "cut": 2,
     },
 )
-LATE_VOTES = replace(
-    WILD,
-    seconds=(2.0, 5.0),
-    faults=(5, 20),
-    moments=("acquire", "lk1_grant", "won"),
-    weights={"late_vote": 10, "early": 4, "reset": 2, "step_down": 2},
-)
-STOLEN = replace(
-    WILD, candidates=(2,), seconds=(4.0, 8.0), faults=(2, 5), weights={"slow_winner": 5, "early": 1}
-)
 REPAIRED = replace(
     WILD,
     late=0.0,
@@ -83,14 +73,6 @@ LATE_WINNER = replace(
 SUSPENDED = replace(
     SLOW, moments=("renew", "acquire"), weights={"long_suspend": 6, "storm": 3, "cut": 1}
 )
-DYING = replace(
-    USUAL,
-    nodes=(3,),
-    wild=0.0,
-    moments=("won", "renew"),
-    faults=(4, 12),
-    weights={"die_while_releasing": 6, "step_down": 1},
-)
 # The holder comes and goes, and messages of its former self arrive late.
 COMING_AND_GOING = replace(
     USUAL,
@@ -109,6 +91,21 @@ COMING_AND_GOING = replace(
         "pause_server": 3,
     },
 )
+# One story, and sometimes a fault that gets in its way.
+SCENE = replace(
+    USUAL,
+    nodes=(3,),
+    candidates=(3,),
+    leases=(1.0,),
+    caps=(0.02, 0.1),
+    wild=0.0,
+    tight=1.0,
+    late=0.0,
+    seconds=(6.0, 6.0),
+    faults=(0, 1),
+    weights={"reset": 1, "kill_agent": 1, "pause_candidate": 1, "wall_step": 1},
+)
+WILD_SCENE = replace(SCENE, wild=1.0)
 ROLLING = replace(USUAL, wild=0.0, weights={"crash": 3, "flush": 2, "pause_agent": 1, "cut": 1})
 
 _HIGH_IN_RENEW = """  if lock.fence > token then
@@ -232,12 +229,12 @@ _ONE_ATTEMPT = property(lambda self: 1, lambda self, value: None)
 MUTANTS = [
     Mutant(
         "renew ignores F",
-        STOLEN,
+        replace(WILD_SCENE, scene="late_grant"),
         (Text(VOTE, _HIGH_IN_RENEW, _KEEP_HIGHER),),
     ),
     Mutant(
         "repaired node counted, without the F check",
-        WILD,
+        replace(WILD_SCENE, scene="lost_again"),
         (
             Text(VOTE, _HIGH_IN_RENEW, _KEEP_HIGHER),
             Text(
@@ -248,7 +245,11 @@ MUTANTS = [
             ),
         ),
     ),
-    Mutant("commit checks the owner only", LATE_VOTES, (Text(VOTE, _HIGH_IN_COMMIT, ""),)),
+    Mutant(
+        "commit checks the owner only",
+        replace(WILD_SCENE, scene="late_commit"),
+        (Text(VOTE, _HIGH_IN_COMMIT, ""),),
+    ),
     Mutant(
         "increment on grant, take the maximum",
         WILD,
@@ -260,12 +261,12 @@ MUTANTS = [
     ),
     Mutant(
         "a guess is committed over the same F",
-        WILD,
+        replace(WILD_SCENE, scene="called_twice"),
         (Text(VOTE, "if lock.fence < guess then", "if guess > 0 and lock.fence <= guess then"),),
     ),
     Mutant(
         "granted counts as committed",
-        WILD,
+        replace(WILD_SCENE, scene="called_twice"),
         (Part(quorum, "judge_grant", _granted_counts_as_committed),),
     ),
     Mutant(
@@ -275,7 +276,7 @@ MUTANTS = [
     ),
     Mutant(
         "release clears whoever holds the lock",
-        COMING_AND_GOING,
+        replace(SCENE, scene="late_release"),
         (Text(VOTE, _GONE, ""),),
     ),
     Mutant(
@@ -302,12 +303,12 @@ MUTANTS = [
     Mutant(
         "same id for two attempts",
         COMING_AND_GOING,
-        (Part(RedlockStore, "_attempt", _ONE_ATTEMPT),),
+        (Part(RedlockStore, "_attempt", _ONE_ATTEMPT, is_there=False),),
     ),
     Mutant("same nonce for two processes", COMING_AND_GOING, (Part(Seat, "fresh_nonces", False),)),
     Mutant(
         "own newer attempt overwritten by an older one",
-        COMING_AND_GOING,
+        replace(SCENE, scene="older_attempt"),
         (
             Text(
                 VOTE,
@@ -326,7 +327,7 @@ MUTANTS = [
     ),
     Mutant(
         "resume state erased after the release",
-        DYING,
+        replace(SCENE, scene="back_from_the_dead"),
         (
             Part(LeaderFile, "not_leading", _say_no_only),
             Part(WatchedStore, "release", _release_then_erase),
@@ -334,7 +335,7 @@ MUTANTS = [
     ),
     Mutant(
         "new attempt while the old file is still true",
-        replace(COMING_AND_GOING, candidates=(3,)),
+        replace(SCENE, scene="unsure"),
         (
             Part(elector, "after_renewal", _give_up_when_unsure),
             Part(Elector, "_end", _end_silently),
@@ -342,7 +343,7 @@ MUTANTS = [
     ),
     Mutant(
         "TTL capped instead of refused",
-        replace(SLOW, long_leases=1.0),
+        replace(SCENE, scene="longer_than_the_nodes", long_leases=1.0),
         (
             Text(VOTE, "if ttl and not (ttl > 0 and ttl <= node.max_ttl) then", "if false then"),
             Text(VOTE, "int(node.tick + ttl +", "int(node.tick + math.min(ttl, node.max_ttl) +"),

@@ -131,6 +131,7 @@ class Pod:
     """
 
     node: str
+    host: str
     clocks: MachineClocks
     server: Server | None = None
     agents: list[Process] = field(default_factory=list)
@@ -152,33 +153,43 @@ class Network:
         self.latest = 0.0
         self.straggle = 2.0
         """How late at most a message of a broken connection arrives."""
+        self.led_astray: dict[str, float] = {}
+        """By host: how probable it is that it finds a ghost; 0.4 where nothing is said."""
+        self.held: dict[tuple[str, str], Held] = {}
         self._cuts: dict[tuple[str, str], float] = {}
 
-    def cut(self, client: str, node: str, seconds: float) -> None:
+    def cut(self, host: str, node: str, seconds: float) -> None:
         """Nothing gets through between them; `*` stands for everybody."""
-        self._cuts[client, node] = self.kernel.now + seconds
+        self._cuts[host, node] = self.kernel.now + seconds
+
+    def hold(self, host: str, node: str) -> Held:
+        """What is sent from now on between them is on its way for as long as the caller likes."""
+        self.held[host, node] = held = Held(self, (host, node))
+        return held
 
     def heal(self) -> None:
         self._cuts.clear()
         self.late = self.latest = 0.0
+        for held in list(self.held.values()):
+            held.let_go()
 
-    def cut_until(self, client: str, node: str) -> float:
+    def cut_until(self, host: str, node: str) -> float:
         until = self._cuts.get
-        return max(until((client, node), 0.0), until((client, "*"), 0.0), until(("*", node), 0.0))
+        return max(until((host, node), 0.0), until((host, "*"), 0.0), until(("*", node), 0.0))
 
-    def arrival(self, client: str, node: str) -> float:
+    def arrival(self, host: str, node: str) -> float:
         chance, (low, high) = self.kernel.dice.random, self.latency
         delay = low + (high - low) * chance()
         if self.late and chance() < self.late:
             delay += chance() * self.latest
         if self._cuts:
-            return max(self.kernel.now, self.cut_until(client, node)) + delay
+            return max(self.kernel.now, self.cut_until(host, node)) + delay
         return self.kernel.now + delay
 
-    def route(self, node: str) -> Pod | None:
+    def route(self, node: str, host: str) -> Pod | None:
         """Where a new connection to this node goes; it may still find a ghost."""
         ghosts = self.ghosts.get(node)
-        if ghosts and self.kernel.dice.random() < 0.4:
+        if ghosts and self.kernel.dice.random() < self.led_astray.get(host, 0.4):
             return self.kernel.dice.choice(ghosts)
         return self.pods.get(node)
 
@@ -191,6 +202,32 @@ class Network:
         if len(self.channels) > 200:
             self.channels = [channel for channel in self.channels if channel.open]
         return channel
+
+
+class Held:
+    """Messages between a host and a node that do not arrive yet."""
+
+    def __init__(self, network: Network, pair: tuple[str, str]) -> None:
+        self._network = network
+        self._pair = pair
+        self.messages: list[tuple[Channel, Sequence[str], OnReply]] = []
+
+    def has(self, function: str) -> bool:
+        return any(command[1] == function for _, command, _ in self.messages)
+
+    def stop(self) -> None:
+        """What is sent from now on is not held; what was, still is."""
+        self._network.held.pop(self._pair, None)
+
+    def let_go(self, most: int | None = None) -> None:
+        """They arrive, whatever has become of their connection; all but the first are lost, if
+        there are more than `most`.
+        """
+        self.stop()
+        when = self._network.arrival(*self._pair)
+        for channel, command, on_reply in self.messages[:most]:
+            self._network.kernel.at(when, channel.arrive, command, on_reply, True)
+        self.messages = []
 
 
 class Channel:
@@ -213,14 +250,19 @@ class Channel:
         self.topic = ""
         self.on_push: Callable[[str], object] | None = None
         self._on_reset = on_reset
-        self._name = "local" if local else client.name
+        self._name = "local" if local else client.host
         self._up = self._down = 0.0
 
     def send(self, command: Sequence[str], on_reply: OnReply) -> None:
+        if self._network.held:
+            held = self._network.held.get((self._name, self.server.node))
+            if held is not None:
+                held.messages.append((self, command, on_reply))
+                return
         self._up = max(self._up, self._network.arrival(self._name, self.server.node))
-        self._kernel.at(self._up, self._arrive, command, on_reply, False)
+        self._kernel.at(self._up, self.arrive, command, on_reply, False)
 
-    def _arrive(self, command: Sequence[str], on_reply: OnReply, straggler: bool) -> None:
+    def arrive(self, command: Sequence[str], on_reply: OnReply, straggler: bool) -> None:
         if not self.open and not straggler:
             fate = self._kernel.dice.random()
             if fate < 0.3:
@@ -229,7 +271,7 @@ class Channel:
             if fate < 0.7:
                 self._kernel.seen["message of a broken connection, late"] += 1
                 delay = self._kernel.dice.random() * self._network.straggle
-                self._kernel.after(delay, self._arrive, command, on_reply, True)
+                self._kernel.after(delay, self.arrive, command, on_reply, True)
                 return
         server = self.server
         if server.alive and not server.pauses:

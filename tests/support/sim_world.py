@@ -12,7 +12,7 @@ from sim_agent import AgentProcess, MemoryRegistry, substituted
 from sim_candidate import Seat, World
 from sim_kernel import RATE_SPREAD, Kernel, MachineClocks
 from sim_lua import machine
-from sim_net import Network, Pod, Server
+from sim_net import Network, OnExecute, Pod, Server
 from sim_referee import Referee
 
 from leasekeeper.lease import Timings
@@ -45,8 +45,8 @@ class Profile:
     """Of the faults; none: the usual ones (sim_faults)."""
     moments: Sequence[str] = ()
     """Of the protocol, at which faults aim; none: all of them (sim_faults)."""
-    idle: float = 0.0
-    """How many leases pass before the first candidate comes, at most."""
+    scene: str = ""
+    """What is played beside the faults (sim_scenes); it begins with nobody on the stage."""
     wild: float = 0.15
     """How often clocks run as they like: then only what rests on no clock is checked."""
     born: float = 0.9
@@ -104,8 +104,10 @@ class Simulation:
         self.referee.floor = lambda: self.registry.record.floor if self.registry.record else 0
         self.world = World(kernel, self.network, self.referee, self.membership, LOCK)
         self.agents: list[AgentProcess] = []
+        self.on_execute: OnExecute = lambda *_: None
+        """Told of what a node function was asked, and what it said."""
         for node in self.membership.nodes:
-            self.network.pods[node.id] = Pod(node.id, self.clocks())
+            self.network.pods[node.id] = self.new_pod(node.id)
         if dice.random() < profile.born:
             self._open_all()
         for pod in self.network.pods.values():
@@ -113,8 +115,9 @@ class Simulation:
                 self.start_server(pod)
             self.start_agent(pod)
         self.seats = [self._seat(n) for n in range(dice.choice(profile.candidates))]
-        for seat in self.seats:
-            kernel.after(dice.random() * max(0.3, profile.idle * self.lease), seat.start)
+        if not profile.scene:
+            for seat in self.seats:
+                kernel.after(dice.random() * 0.3, seat.start)
 
     def clocks(self) -> MachineClocks:
         clocks = MachineClocks(self.kernel, RATE_SPREAD)
@@ -122,12 +125,15 @@ class Simulation:
             clocks.rate = clocks.boot_rate = self.dice.choice([0.3, 0.8, 1.0, 1.0, 1.5, 4.0])
         return clocks
 
+    def new_pod(self, node: str) -> Pod:
+        return Pod(node, self.kernel.fresh(f"host{node}."), self.clocks())
+
     def start_server(self, pod: Pod) -> None:
         pod.server = Server(self.kernel, pod, self.machine, self._executed)
         self.kernel.say(pod.server.name, f"started, {pod.server.run_id}")
 
-    def start_agent(self, pod: Pod) -> AgentProcess:
-        agent = AgentProcess(self.kernel, self.network, pod, self.membership, self.registry)
+    def start_agent(self, pod: Pod, within: float = 0.05) -> AgentProcess:
+        agent = AgentProcess(self.kernel, self.network, pod, self.membership, self.registry, within)
         self.agents.append(agent)
         self.kernel.say(agent.name, "started")
         return agent
@@ -170,6 +176,7 @@ class Simulation:
             server.highest = 0  # a new life
         self.referee.look_at_fence(server)
         self.referee.on_event(name)
+        self.on_execute(server, name, args, reply)
 
     # -- the end ---------------------------------------------------------------------------------
 
@@ -259,12 +266,12 @@ def run_schedule(
     sources: Mapping[str, str] | None = None,
     traced: bool = False,
 ) -> Outcome:
-    from sim_scripts import ScriptedFaults
+    from sim_scenes import Scenes
 
     with substituted():
         simulation = Simulation(seed, profile, sources=sources, traced=traced)
         try:
-            ScriptedFaults(simulation).run()
+            Scenes(simulation).run()
             if not simulation.referee.violations:
                 simulation.wait_until_settled()
             for agent in simulation.agents:
