@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from leasekeeper.demo.world import LOCK, LocalNode, World
-from leasekeeper.redlock import users
+from leasekeeper.lease import Request
+from leasekeeper.redlock import requests, users
 from leasekeeper.redlock.blocking import Broken, Connection, Refusal
 from leasekeeper.redlock.registry import NodeView
 
@@ -42,20 +43,20 @@ class Looks:
 
     def ask_to_step_down(self, holder: str) -> int:
         """Written to the nodes, as the operator does; the holder hears of it at its next renewal.
-        How many nodes were told.
+        How many nodes took it.
         """
-        told = 0
-        for look in self.all():
-            if look.holder != holder:
-                continue
-            connection = self._connections[look.node]
-            wish = f"{look.fence} step-down {look.owner}"  # the token as the number: it only grows
-            try:
-                connection.call("HSET", f"lk:lock:{LOCK}", "request", wish)
-                told += 1
-            except (Broken, Refusal):
-                continue
-        return told
+        votes = [look for look in self.all() if look.holder == holder]
+        # The token as the number of the wish: it only grows.
+        number = max((look.fence for look in votes), default=0)
+        return sum(self._tell(look, number) for look in votes)
+
+    def _tell(self, look: Look, number: int) -> bool:
+        wish = Request(number, requests.STEP_DOWN, look.owner, self._world.lease)
+        try:
+            reply = self._connections[look.node].fcall(*requests.call(LOCK, wish))
+        except (Broken, Refusal):
+            return False
+        return reply[0] == "OK"
 
     def close(self) -> None:
         for connection in self._connections.values():

@@ -1,0 +1,275 @@
+"""`leasekeeper hold`, `observe` and `status` as processes, on real nodes."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ensemble import Ensemble
+from servers import wait_until
+
+from leasekeeper.cli_look import Word, judge
+
+PATIENCE = 60
+LEASE = 3.0
+
+
+@pytest.fixture(scope="module")
+def ensemble() -> Iterator[Ensemble]:
+    with Ensemble(3, max_ttl=LEASE, quarantine=LEASE * 1.1) as running:
+        running.wait_open()
+        yield running
+
+
+class Cli:
+    """The command line, for one lock of its own."""
+
+    def __init__(self, ensemble: Ensemble, folder: Path) -> None:
+        self.lock = f"shop/{secrets.token_hex(4)}"
+        user, password = ensemble.add_lock(self.lock)
+        self.folder = folder
+        self.password = folder / "password"
+        self.password.write_text(password)
+        self.nodes = ",".join(node.address for node in ensemble.membership.nodes)
+        self.config = folder / "lock.json"
+        timings = {"leaseDurationSeconds": 3, "renewDeadlineSeconds": 2, "retryPeriodSeconds": 0.5}
+        redlock = {
+            "membership": ensemble.membership.to_json(),
+            "username": user,
+            "password": password,
+        }
+        lock = {"version": 1, "lock": self.lock, "store": "redlock", "timings": timings}
+        self.config.write_text(json.dumps({**lock, "redlock": redlock}))
+
+    @property
+    def by_nodes(self) -> list[str]:
+        return [self.lock, "--nodes", self.nodes, "--password-file", str(self.password)]
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "leasekeeper.cli", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, *arguments: str) -> tuple[int, str, str]:
+        started = self.start(*arguments)
+        out, err = started.communicate(timeout=PATIENCE)
+        return started.returncode, out, err
+
+    def hold(self, script: str, *options: str) -> subprocess.Popen[str]:
+        """A shell script while holding the lock; returns when it has said its first line."""
+        command = ("--", "sh", "-c", script)
+        held = self.start("hold", "--config", str(self.config), *options, *command)
+        assert held.stdout is not None
+        assert held.stdout.readline(), held.communicate()[1]
+        return held
+
+    def observed(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.run("observe", *self.by_nodes, "--json")[1])
+        return found
+
+
+@pytest.fixture
+def cli(ensemble: Ensemble, tmp_path: Path) -> Cli:
+    return Cli(ensemble, tmp_path)
+
+
+def finished(held: subprocess.Popen[str]) -> int:
+    held.communicate(timeout=PATIENCE)
+    return held.returncode
+
+
+# -- hold ----------------------------------------------------------------------------------------
+
+
+def test_a_command_runs_while_the_lock_is_held_and_knows_its_token(cli: Cli) -> None:
+    held = cli.hold('echo "$LEASEKEEPER_TOKEN $LEASEKEEPER_LOCK"; sleep 60', "--name", "me")
+    seen = cli.observed()
+    assert (seen["says"], seen["holder"].split("/")[0]) == ("held", "me")
+    held.send_signal(signal.SIGTERM)
+    assert finished(held) == 128 + signal.SIGTERM
+    assert cli.observed()["says"] == "free", "given back, and not left to run out"
+
+
+def test_the_token_and_the_exit_status_are_handed_on(cli: Cli) -> None:
+    script = 'echo "$LEASEKEEPER_TOKEN ${LEASEKEEPER_PASSWORD-none}"; exit 7'
+    options = (*cli.by_nodes, "--lease", "3")
+    tokens = []
+    for _ in range(2):
+        code, out, _ = cli.run("hold", *options, "--", "sh", "-c", script)
+        assert code == 7
+        token, password = out.split()
+        assert password == "none", "the command needs no password of ours"
+        tokens.append(int(token))
+    assert tokens[0] < tokens[1]
+
+
+def test_who_waits_gets_it_when_the_first_ends(cli: Cli) -> None:
+    first = cli.hold("echo first; sleep 1; date +%s.%N")
+    second = cli.start("hold", "--config", str(cli.config), "--", "date", "+%s.%N")
+    first_ended = float(first.communicate(timeout=PATIENCE)[0])
+    second_began = float(second.communicate(timeout=PATIENCE)[0])
+    assert first_ended < second_began
+
+
+def test_who_does_not_get_it_in_time_runs_nothing(cli: Cli) -> None:
+    held = cli.hold("echo held; sleep 60")
+    code, out, err = cli.run(
+        "hold", "--config", str(cli.config), "--wait", "1", "--", "echo", "ran"
+    )
+    assert (code, out) == (124, "")
+    assert "was not free within 1 s" in err
+    held.send_signal(signal.SIGINT)
+    finished(held)
+
+
+def test_a_command_is_stopped_when_the_lock_is_lost(tmp_path: Path) -> None:
+    """With an ensemble of its own, whose nodes hang. The command ignores SIGTERM; what it started
+    is stopped, too.
+    """
+    with Ensemble(3, max_ttl=LEASE, quarantine=LEASE * 1.1) as ensemble:
+        ensemble.wait_open()
+        cli = Cli(ensemble, tmp_path)
+        held = cli.hold("trap '' TERM; sleep 61 & echo $!; while :; do sleep 1; done")
+        for node in ensemble.nodes:
+            node.hang()
+        _, err = held.communicate(timeout=PATIENCE)
+        assert held.returncode == 123
+        assert "the lock is lost (deadline passed" in err
+        assert not _running("sleep\0" + "61")
+
+
+def test_a_command_dies_with_a_hold_that_is_killed(cli: Cli) -> None:
+    held = cli.hold("echo $$; exec sleep 62")
+    held.kill()
+    finished(held)
+    wait_until(lambda: not _running("sleep\0" + "62"), "the command to die")
+
+
+def _running(command: str) -> bool:
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                if (folder / "cmdline").read_text().startswith(command):
+                    return True
+            except OSError:
+                continue
+    return False
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["--", "no-such-program"], 127, "no-such-program: not found"),
+        (["--", "/etc/passwd"], 126, "/etc/passwd"),
+        ([], 125, "which command?"),
+        (["--name", "a/b", "--", "true"], 125, "--name must not"),
+    ],
+)
+def test_what_cannot_be_run_is_said(cli: Cli, arguments: list[str], code: int, words: str) -> None:
+    found, _, err = cli.run("hold", "--config", str(cli.config), *arguments)
+    assert found == code
+    assert words in err
+
+
+# -- observe -------------------------------------------------------------------------------------
+
+
+def test_observe_tells_held_from_free_by_its_exit_code(cli: Cli) -> None:
+    code, out, _ = cli.run("observe", *cli.by_nodes)
+    assert (code, f"{cli.lock} is free" in out) == (1, True)
+    held = cli.hold("echo $LEASEKEEPER_TOKEN; sleep 60", "--name", "me")
+    code, out, _ = cli.run("observe", "--config", str(cli.config))
+    assert (code, f"{cli.lock} is held by me" in out) == (0, True)
+    held.send_signal(signal.SIGTERM)
+    finished(held)
+
+
+def test_observe_tells_a_wrong_password_from_silence(cli: Cli) -> None:
+    cli.password.write_text("wrong")
+    code, out, _ = cli.run("observe", *cli.by_nodes)
+    assert (code, "refused" in out) == (3, True)
+    nowhere = ["--nodes", "127.0.0.1:1,127.0.0.1:2,127.0.0.1:3"]
+    password = ["--password-file", str(cli.password)]
+    code, out, _ = cli.run("observe", cli.lock, *nowhere, *password)
+    assert (code, "cannot tell" in out) == (4, True)
+
+
+def test_observe_counts_a_majority_of_the_members_and_not_of_who_was_asked(cli: Cli) -> None:
+    one = cli.nodes.split(",")[0]
+    code, out, _ = cli.run(
+        "observe", cli.lock, "--nodes", one, "--password-file", str(cli.password)
+    )
+    assert (code, "cannot tell" in out) == (4, True)
+
+
+def word(says: str, holder: str = "") -> Word:
+    return Word("n", says, holder, 5 if holder else 0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ([word("held", "a"), word("held", "a"), word("free")], "held"),
+        ([word("held", "a"), word("held", "b"), word("free")], "unknown"),
+        ([word("held", "a"), word("free"), word("free")], "free"),
+        ([word("held", "a"), word("closed"), word("unreachable")], "unknown"),
+        ([word("free"), word("closed"), word("unreachable")], "unknown"),
+        ([], "unknown"),
+    ],
+)
+def test_what_the_words_of_three_nodes_mean(words: list[Word], says: str) -> None:
+    assert judge(words, 3).says == says
+
+
+# -- status --------------------------------------------------------------------------------------
+
+
+def test_status_shows_which_nodes_vote(cli: Cli, ensemble: Ensemble) -> None:
+    file = ensemble.home / "credentials" / "operator"
+    code, out, _ = cli.run("status", "--nodes", cli.nodes, "--password-file", str(file))
+    assert code == 0
+    assert out.startswith("3 of 3 nodes vote; 2 are a majority\n")
+    by_config = ("--config", str(cli.config), "--password-file", str(file))
+    assert cli.run("status", *by_config)[1].startswith("3 of 3 nodes vote")
+    nodes = f"{cli.nodes.split(',')[0]},127.0.0.1:1,127.0.0.1:2"
+    code, out, _ = cli.run("status", "--nodes", nodes, "--password-file", str(file), "--json")
+    assert code == 1
+    assert [node["state"] for node in json.loads(out)["nodes"]] == ["open"] + ["unreachable"] * 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["observe"], "say where the nodes are"),
+        (["observe", "--nodes", "127.0.0.1:1"], "name the lock"),
+        (["observe", "a/b", "--nodes", "nonsense"], "is not a server's address"),
+        (["observe", "a/b", "--nodes", "127.0.0.1:1"], "--password-file"),
+        (["status", "--config", "/no/such/file"], "No such file"),
+        (["observe", "--config", "/etc/passwd"], "not a lock.json"),
+    ],
+)
+def test_what_cannot_be_used_is_said_in_one_line(
+    cli: Cli, arguments: list[str], words: str
+) -> None:
+    code, out, err = cli.run(*arguments)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert words in err
+
+
+@pytest.mark.parametrize("command", ["", "demo", "node-agent", "hold", "observe", "status"])
+def test_help_has_examples_and_exit_codes(cli: Cli, command: str) -> None:
+    code, out, _ = cli.run(*filter(None, [command]), "--help")
+    assert code == 0
+    assert "example" in out
+    assert "exit codes" in out
