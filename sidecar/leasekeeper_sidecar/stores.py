@@ -23,6 +23,7 @@ from leasekeeper_sidecar.reader import Reader
 
 if TYPE_CHECKING:
     from leasekeeper.sql.database import Database
+    from leasekeeper.zookeeper.session import Login
 
 
 class StoreSettings(Protocol):
@@ -211,6 +212,73 @@ def _sqlite(at: Reader, timings: Timings | None) -> SqlSettings | None:
     return SqlSettings(lambda: Sqlite(file=file, table=table, patience=patience), "sqlite")
 
 
+@dataclass(frozen=True, slots=True)
+class ZooKeeperSettings:
+    hosts: str
+    root: str
+    tick: float
+    token_floor: int
+    login: Login | None
+    tls: Tls | None
+
+    def make(
+        self, *, lock: str, candidate: Candidate, timings: Timings, clock: Clock
+    ) -> LeaseStore:
+        from leasekeeper.zookeeper.store import ZooKeeperStore
+
+        return ZooKeeperStore(
+            hosts=self.hosts,
+            lock=lock,
+            candidate=candidate,
+            timings=timings,
+            clock=clock,
+            root=self.root,
+            tick=self.tick,
+            token_floor=self.token_floor,
+            login=self.login,
+            tls=self.tls,
+        )
+
+
+def _zookeeper(at: Reader, timings: Timings | None) -> ZooKeeperSettings | None:
+    try:
+        from leasekeeper.zookeeper.store import ROOT
+    except ImportError as wrong:
+        _missing(at, "zookeeper", wrong)
+        return None
+    before = len(at.problems.found)
+    keys = ("hosts", "path", "tickSeconds", "tokenFloor", "login", "tls")
+    at.only("zookeeper", *keys)
+    hosts = at.text("zookeeper.hosts")
+    root = at.text("zookeeper.path") if at.value("zookeeper.path") is not None else ROOT
+    if root and (not root.startswith("/") or root.endswith("/")):
+        at.problems.add(f"{at.path}: zookeeper.path", f"{root!r} is not a path as {ROOT!r} is")
+    tick = at.number("zookeeper.tickSeconds", 2.0)
+    floor = at.value("zookeeper.tokenFloor") or 0
+    if not isinstance(floor, int) or isinstance(floor, bool) or not 0 <= floor < 2**52:
+        at.problems.add(f"{at.path}: zookeeper.tokenFloor", f"{floor!r} is not a token")
+    login, tls = _login(at), read_tls(at, "zookeeper.tls")
+    if len(at.problems.found) > before or tick is None:
+        return None
+    return ZooKeeperSettings(hosts, root, tick, floor, login, tls)
+
+
+def _login(at: Reader) -> Login | None:
+    from leasekeeper.zookeeper.session import Login
+
+    where = "zookeeper.login"
+    if at.value(where) is None:
+        return None
+    at.only(where, "mechanism", "username", "password")
+    mechanism = at.value(f"{where}.mechanism") or "digest"
+    if mechanism not in ("digest", "DIGEST-MD5", "GSSAPI"):
+        what = f"{mechanism!r} is none of digest, DIGEST-MD5, GSSAPI"
+        at.problems.add(f"{at.path}: {where}.mechanism", what)
+    username = at.text(f"{where}.username")
+    password = "" if mechanism == "GSSAPI" else at.text(f"{where}.password")
+    return Login(mechanism=mechanism, username=username, password=password)
+
+
 def _table(at: Reader, name: str, default: str) -> str:
     from leasekeeper.sql.schema import checked
 
@@ -238,4 +306,5 @@ STORES: dict[str, Read] = {
     "postgresql": _postgresql,
     "mysql": _mysql,
     "sqlite": _sqlite,
+    "zookeeper": _zookeeper,
 }

@@ -12,8 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from databases import MariaDb, PostgreSql
+from databases import MariaDb, PostgreSql, ZooKeeper
 from ensemble import Ensemble
+from kazoo.client import KazooClient
 from kube_lease import control_plane
 from tcp_proxy import TcpProxy
 
@@ -197,6 +198,26 @@ class SqliteBackend:
         self.sql(f"DELETE FROM {TABLE} WHERE resource = '{lock}'")
 
 
+class ZooKeeperBackend(Proxied):
+    def __init__(self, stack: ExitStack) -> None:
+        self.server = stack.enter_context(ZooKeeper())
+        super().__init__(stack, self.server.port)
+
+    def settings(self, lock: str) -> Json:
+        told = {"hosts": f"127.0.0.1:{self.port}", "tickSeconds": ZooKeeper.TICK}
+        return {"store": "zookeeper", "zookeeper": told}
+
+    def restart(self) -> None:
+        self.server.restart()
+
+    def delete(self, lock: str) -> None:
+        client = KazooClient(f"127.0.0.1:{self.server.port}")
+        client.start()
+        client.delete(f"/leasekeeper/{lock}", recursive=True)
+        client.stop()
+        client.close()
+
+
 class KubernetesBackend(Proxied):
     """One API server with its etcd; the candidates are administrators."""
 
@@ -222,7 +243,7 @@ class KubernetesBackend(Proxied):
         self._kubectl("delete", "lease", "--namespace", namespace, name)
 
 
-STORES = ("redlock", "kubernetes", "postgresql", "mysql", "sqlite")
+STORES = ("redlock", "kubernetes", "postgresql", "mysql", "sqlite", "zookeeper")
 
 
 @contextmanager
@@ -233,6 +254,7 @@ def started(name: str, folder: Path) -> Iterator[Backend]:
             "kubernetes": lambda: KubernetesBackend(stack),
             "postgresql": lambda: PostgreSqlBackend(stack),
             "mysql": lambda: MySqlBackend(stack),
+            "zookeeper": lambda: ZooKeeperBackend(stack),
             "sqlite": lambda: SqliteBackend(stack, folder),
         }
         yield made[name]()

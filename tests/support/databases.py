@@ -59,8 +59,12 @@ class Daemon(Process):
         with socket.socket() as probe:
             return probe.connect_ex(("127.0.0.1", self.port)) == 0
 
-    def start(self) -> Self:
+    def launch(self) -> None:
+        """Starts it, and does not wait."""
         self.spawn(unprivileged(self.command()))
+
+    def start(self) -> Self:
+        self.launch()
         wait_until(lambda: self.answers() or not self.running, f"{self.name} to answer", PATIENCE)
         if not self.running:
             raise RuntimeError(f"{self.name} did not start:\n{self.output()[-4000:]}")
@@ -221,8 +225,12 @@ class ZooKeeper(Daemon):
         super().__init__(f"ZooKeeper {number}")
         self._number = number
         self._peers = peers
-        self._config = config
+        self._config = [config]
         self.jaas: Path | None = None
+
+    def config(self, *lines: str) -> None:
+        """Further lines of its configuration, before `prepare`."""
+        self._config += lines
 
     def prepare(self) -> None:
         (self.data / "myid").write_text(str(self._number))
@@ -238,7 +246,7 @@ class ZooKeeper(Daemon):
             "maxClientCnxns=0",
             "4lw.commands.whitelist=srvr,ruok",
             *self._peers,
-            self._config,
+            *self._config,
         ]
         (self.home / "zoo.cfg").write_text("\n".join(lines) + "\n")
 
@@ -248,7 +256,9 @@ class ZooKeeper(Daemon):
             jvm.append(f"-Djava.security.auth.login.config={self.jaas}")
         # fsync: what is killed is the process, not the machine.
         jvm += ["-Dzookeeper.forceSync=no", "-Dzookeeper.serverCnxnFactory=" + self.factory]
-        path = f"{JAVA}/zookeeper.jar:{JAVA}/slf4j-simple.jar"
+        # The package's own class path lacks what Netty, and so TLS, needs.
+        jars = ("zookeeper", "slf4j-simple", "netty-codec", "netty-resolver")
+        path = ":".join(f"{JAVA}/{jar}.jar" for jar in jars)
         main = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
         return ["java", *jvm, "-cp", path, main, str(self.home / "zoo.cfg")]
 

@@ -87,8 +87,8 @@ class TcpProxy:
             self._writers.add(onward)
             pumps = [self._pump(reader, onward), self._pump(back, writer)]
             await asyncio.gather(*pumps)
-        except OSError:
-            pass
+        except (OSError, asyncio.CancelledError):
+            pass  # cancelled only at the end; asyncio's streams would log it as an error
         finally:
             for end in (writer, onward):
                 if end is not None:

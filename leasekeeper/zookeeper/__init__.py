@@ -1,0 +1,1 @@
+"""The lease in ZooKeeper, through kazoo: a queue of ephemeral nodes, one a candidate."""

@@ -1,0 +1,413 @@
+"""The ZooKeeper store: a queue of ephemeral sequential nodes, of which the first is the holder.
+
+    /leasekeeper/NAMESPACE/NAME/NONCE-ATTEMPT-0000000042      the data: the candidate's id
+
+Whoever waits watches its predecessor only, so a release wakes one. Nodes keep their order, and none
+can come before one that is there: who is first once, stays first while its node lives. The token is
+the zxid of the node's creation, which ZooKeeper never gives twice.
+
+A node lives as long as its session, and the session as long as its leader hears of it often enough.
+That is ZooKeeper's lease, and here is what makes ours lie inside it:
+
+- A renewal is a *write*. Reads and pings are answered by the server that one is connected to, and
+  that may be cut off from the leader. The answer to a write proves that the leader had the session.
+- The leader hears from the other servers, every half tick, whose clients were heard. What it knows
+  when it answers may be as old as our last request but one, and half a tick. So a lease counts from
+  before the write was sent, but not more than a period past the request before (`counted_from`),
+  and the session is asked to last a period and half a tick longer than the lease.
+- The leader's clock is its kernel's, which nobody sets (Java's `nanoTime`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from kazoo.exceptions import KazooException, NoNodeError
+
+from leasekeeper.clock import Clock, Deadline, Instant
+from leasekeeper.lease import (
+    Acquired,
+    AlreadyGone,
+    Candidate,
+    ConfigurationError,
+    Grant,
+    Held,
+    Lost,
+    Observation,
+    Released,
+    ReleaseOutcome,
+    Renewed,
+    Timings,
+    Unavailable,
+    Unknown,
+)
+from leasekeeper.redlock.tls import Tls
+from leasekeeper.zookeeper.session import Login, Refused, Session, Unanswered
+
+T = TypeVar("T")
+
+NAME = "zookeeper"
+ROOT = "/leasekeeper"
+
+LOOKS_MISSED = 4
+"""So many periods after its last look a waiter is taken for gone, and its node is removed: kazoo
+keeps the session alive, and a node with nobody behind it would become first and block everybody."""
+
+
+def counted_from(sent: Instant, before: Instant, period: float) -> Instant:
+    """From when a lease counts whose write was sent at `sent`, if the request before it was sent at
+    `before`: what the leader knows of us may be as old as that one.
+    """
+    excess = sent.elapsed_since(before) - period
+    if excess <= 0:
+        return sent
+    return Instant(sent.boot - excess, sent.raw - excess)
+
+
+def in_order(children: list[str]) -> list[str]:
+    """By the number that ZooKeeper gave to each; names without one are not ours."""
+    return sorted((c for c in children if c[-10:].isdigit()), key=lambda child: child[-10:])
+
+
+class ZooKeeperStore:
+    """A `LeaseStore` for one lock and one candidate, over one session."""
+
+    def __init__(
+        self,
+        *,
+        hosts: str,
+        lock: str,
+        candidate: Candidate,
+        timings: Timings,
+        clock: Clock,
+        root: str = ROOT,
+        tick: float = 2.0,
+        token_floor: int = 0,
+        login: Login | None = None,
+        tls: Tls | None = None,
+    ) -> None:
+        """`tick`: the servers' tickTime, in seconds. `token_floor` is added to every token: the
+        last one of the store that the lock comes from. It must be the same for all candidates.
+        """
+        if not root.startswith("/") or root.endswith("/"):
+            raise ConfigurationError(f"{root!r} is not a path of ZooKeeper: as in {ROOT!r}")
+        self._lock = lock
+        self._candidate = candidate
+        self._timings = timings
+        self._clock = clock
+        self._floor = token_floor
+        self._parent = f"{root}/{lock}"
+        self._needed = timings.ttl + timings.retry_period + tick / 2
+        self._session = Session(
+            hosts=hosts,
+            timeout=self._needed,
+            clock=clock,
+            on_change=self._on_change,
+            login=login,
+            tls=tls,
+        )
+        self._attempt = 0
+        self._node: str | None = None  # our place in the queue
+        self._prepared = 0  # the session in which the parent was made sure of
+        self._held: Grant | None = None  # the last lease that was not given back
+        self._before = clock.now()  # when the last request was sent that was answered
+        self._largest = 0
+        self._freed = asyncio.Event()
+        self._absence: asyncio.TimerHandle | None = None
+        self._errands: set[asyncio.Task[Any]] = set()
+
+    async def ready(self) -> None:
+        await self._session.up()
+
+    # -- acquire ---------------------------------------------------------------------------------
+
+    async def acquire(self) -> Acquired:
+        self._disarm()
+        self._freed.clear()
+        try:
+            async with asyncio.timeout(self._timings.renew_deadline):
+                if (draining := self._last_tenure()) is not None:
+                    return draining
+                await self._prepare()
+                return await self._stand_in_line()
+        except (Unanswered, Refused) as wrong:
+            return Unavailable({NAME: str(wrong)})
+        except TimeoutError:
+            self._session.drop()
+            return Unavailable({NAME: f"no answer within {self._timings.renew_deadline:g} s"})
+        except asyncio.CancelledError:
+            if self._held is None:
+                self._sweep()
+            raise
+        finally:
+            self._arm()
+
+    def _last_tenure(self) -> Held | None:
+        """A lease that ran out here still stands in ZooKeeper, because our session lives. Its node
+        goes when that of a candidate that died would go (`_arm`): not before, because the app may
+        need that time to stop.
+        """
+        if self._held is None:
+            return None
+        return Held(by=self._candidate.id, free_in=max(0.0, self._drain()))
+
+    def _drain(self) -> float:
+        assert self._held is not None
+        return Deadline(self._held.deadline.start, self._timings.ttl).left(self._clock.now())
+
+    async def _stand_in_line(self) -> Acquired:
+        if self._node is None:
+            self._attempt += 1
+        id_ = f"{self._candidate.id}/{self._attempt}"
+        sent = self._clock.now()
+        # Both at once: they are run in this order, and a write to our own node harms nobody if it
+        # turns out that we are not first.
+        if self._node is None:
+            write = self._session.send(
+                "create",
+                f"{self._parent}/{self._candidate.nonce}-{self._attempt}-",
+                id_.encode(),
+                ephemeral=True,
+                sequence=True,
+                include_data=True,
+            )
+        else:
+            write = self._session.send("set", self._path(self._node), id_.encode())
+        listing = self._session.send("get_children", self._parent)
+        wrote, listed = await _both(write, listing)
+        if isinstance(wrote, NoNodeError):
+            self._node, self._prepared = None, 0
+            return Unavailable({NAME: "our place in the queue was deleted"}, retry_in=0.0)
+        stat = _raised(wrote)
+        if self._node is None:
+            path, stat = stat
+            self._node = path.rpartition("/")[2]
+        line = in_order(_raised(listed))
+        began = self._answered(sent)
+        if stat.ephemeralOwner != self._session.id or self._node not in line:
+            self._node = None
+            return Unavailable({NAME: "the session ended, and with it our place"}, retry_in=0.0)
+        if (place := line.index(self._node)) > 0:
+            return await self._wait_behind(line[place - 1], line[0])
+        return self._first(id_, stat.czxid + self._floor, began)
+
+    def _first(self, id_: str, token: int, began: Instant) -> Acquired:
+        if token <= self._largest:
+            self._sweep()
+            return Unavailable(
+                {
+                    NAME: f"the token went back from {self._largest} to {token}: ZooKeeper was made"
+                    " anew or restored; give a tokenFloor that is above all tokens before"
+                }
+            )
+        if self._session.granted < self._needed * 0.999:
+            self._sweep()
+            return Unavailable({NAME: self._too_short()})
+        grant = Grant.counted_from(began, self._timings, lock=self._lock, id=id_, token=token)
+        if grant.deadline.passed(self._clock.now()):
+            return Unavailable({NAME: "the answers came too late"}, retry_in=0.0)
+        self._held = grant
+        self._largest = token
+        return grant
+
+    def _too_short(self) -> str:
+        return (
+            f"ZooKeeper grants sessions of {self._session.granted:g} s, and this lock needs"
+            f" {self._needed:g} (lease, lock delay, retry period, half a tick): raise the servers'"
+            " maxSessionTimeout, or shorten leaseDurationSeconds"
+        )
+
+    async def _wait_behind(self, predecessor: str, first: str) -> Acquired:
+        watch = self._session.send("exists", self._path(predecessor), watch=self._on_watch)
+        look = self._session.send("get", self._path(first))
+        there, holder = await _both(watch, look)
+        if _raised(there) is None or isinstance(holder, NoNodeError):
+            return Unavailable({NAME: "it is our turn"}, retry_in=0.0)
+        data, stat = _raised(holder)
+        self._largest = max(self._largest, stat.czxid + self._floor)
+        by = data.decode(errors="replace").rpartition("/")[0]
+        # The look after a period keeps the leader's knowledge of us fresh: see `counted_from`.
+        return Held(by=by, free_in=self._timings.retry_period)
+
+    async def _prepare(self) -> None:
+        """Once a session: the parent is there, and nothing of ours from before is in the line."""
+        if self._prepared and self._prepared == self._session.id:
+            return
+        if self._session.id != self._prepared:
+            self._node = None
+        await self._session.send("ensure_path", self._parent)
+        session = self._session.id  # known for certain once it has answered
+        await self._remove_own()
+        self._prepared = session
+
+    # -- renew, release --------------------------------------------------------------------------
+
+    async def renew(self, grant: Grant) -> Renewed:
+        sent = self._clock.now()
+        left = grant.deadline.left(sent)
+        if left <= 0:
+            return Lost("the deadline had passed before the renewal began")
+        if self._node is None or self._held is None or self._held.id != grant.id:
+            return Lost("it belongs to another session, which ends by itself")
+        try:
+            async with asyncio.timeout(min(left, self._timings.retry_period)):
+                path = self._path(self._node)
+                stat = await self._session.send("set", path, grant.id.encode())
+        except NoNodeError:
+            return self._lost("the node of the lease is gone: the session ended, or it was deleted")
+        except (Unanswered, Refused) as wrong:
+            return Unknown({NAME: str(wrong)})
+        except TimeoutError:
+            self._session.drop()
+            return Unknown({NAME: "no answer; looking for another server"})
+        began = self._answered(sent)
+        if stat.ephemeralOwner != self._session.id:
+            return self._lost("the node of the lease belongs to another session")
+        renewed = Grant.counted_from(
+            began, self._timings, lock=self._lock, id=grant.id, token=grant.token
+        )
+        now = self._clock.now()
+        if grant.deadline.passed(now) or renewed.deadline.passed(now):
+            return Lost("the deadline passed while the answer was on its way")
+        self._held = renewed
+        self._arm()
+        return renewed
+
+    def _lost(self, why: str) -> Lost:
+        self._held = self._node = None
+        return Lost(why)
+
+    async def release(self, grant: Grant) -> ReleaseOutcome:
+        return await asyncio.shield(self._run_errand(self._release(grant)))
+
+    async def _release(self, grant: Grant) -> ReleaseOutcome:
+        if self._node is None or self._held is None or self._held.id != grant.id:
+            return AlreadyGone()
+        node, self._node, self._held = self._node, None, None
+        self._disarm()
+        try:
+            async with asyncio.timeout(self._timings.retry_period):
+                there = await self._delete(node)
+        except (Unanswered, Refused, TimeoutError) as wrong:
+            self._prepared = 0  # the next attempt looks for it; a session that ends takes it along
+            self._sweep()
+            return Unknown({NAME: str(wrong) or "no answer"})
+        return Released() if there else AlreadyGone()
+
+    async def _delete(self, node: str) -> bool:
+        """False: it was not there."""
+        try:
+            await self._session.send("delete", self._path(node))
+        except NoNodeError:
+            return False
+        return True
+
+    # -- waiting ---------------------------------------------------------------------------------
+
+    async def freed(self) -> None:
+        await self._freed.wait()
+
+    def _on_watch(self, _event: Any) -> None:
+        self._freed.set()
+
+    def _on_change(self) -> None:
+        """Of the connection: whatever was watched may have happened unseen."""
+        self._freed.set()
+
+    def _arm(self) -> None:
+        """Our node goes if nobody comes for it: a waiter's after LOOKS_MISSED periods, a holder's
+        when its lease and the lock delay are over. kazoo would keep the session alive for ever.
+        """
+        self._disarm()
+        waiting = LOOKS_MISSED * self._timings.retry_period
+        seconds = waiting if self._held is None else self._drain()
+        self._absence = asyncio.get_running_loop().call_later(max(0.0, seconds), self._sweep)
+
+    def _disarm(self) -> None:
+        if self._absence is not None:
+            self._absence.cancel()
+            self._absence = None
+
+    def _sweep(self) -> None:
+        self._held = self._node = None
+        self._run_errand(self._leave())
+
+    async def _leave(self) -> None:
+        """Removes whatever of ours stands in the line, until it could be done."""
+        while self._node is None and self._session.id:
+            try:
+                async with asyncio.timeout(self._timings.retry_period):
+                    await self._remove_own()
+                    return
+            except (Unanswered, Refused, TimeoutError, KazooException):
+                await asyncio.sleep(self._timings.retry_period / 4)
+
+    async def _remove_own(self) -> None:
+        prefix = f"{self._candidate.nonce}-"
+        try:
+            children = await self._session.send("get_children", self._parent)
+        except NoNodeError:
+            return
+        for child in children:
+            if child.startswith(prefix) and child != self._node:
+                await self._delete(child)
+
+    async def observe(self) -> Observation:
+        try:
+            async with asyncio.timeout(self._timings.retry_period):
+                line = in_order(await self._session.send("get_children", self._parent))
+                if not line:
+                    return Observation(None, 0, 0.0, {NAME: "nobody holds it or waits for it"})
+                data, stat = await self._session.send("get", self._path(line[0]))
+        except NoNodeError:
+            return Observation(None, 0, 0.0, {NAME: "nobody ever stood for it"})
+        except (Unanswered, Refused, TimeoutError) as wrong:
+            return Observation(None, 0, 0.0, {NAME: str(wrong) or "no answer"})
+        holder, token = data.decode(errors="replace"), stat.czxid + self._floor
+        said = f"holder {holder}, token {token}, {len(line) - 1} wait"
+        return Observation(holder, token, self._session.granted, {NAME: said})
+
+    async def close(self) -> None:
+        self._disarm()
+        self._node = None
+        for errand in self._errands:
+            errand.cancel()
+        await self._session.close(self._timings.retry_period)
+
+    # -- shared ----------------------------------------------------------------------------------
+
+    def _path(self, node: str) -> str:
+        return f"{self._parent}/{node}"
+
+    def _answered(self, sent: Instant) -> Instant:
+        """A request that was sent at `sent` was answered: from when a lease would count. A new
+        connection opened the session at the leader itself, so it is a request like any other.
+        """
+        opened = self._session.opened
+        if sent.elapsed_since(opened) < sent.elapsed_since(self._before):
+            self._before = opened
+        began = counted_from(sent, self._before, self._timings.retry_period)
+        self._before = sent
+        return began
+
+    def _run_errand(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """What must be finished although its caller may be cancelled."""
+        errand = asyncio.get_running_loop().create_task(work)
+        self._errands.add(errand)
+        errand.add_done_callback(self._errands.discard)
+        return errand
+
+
+async def _both(first: asyncio.Future[Any], second: asyncio.Future[Any]) -> tuple[Any, Any]:
+    """What came of two requests that were sent at once: an answer each, or a failure."""
+    outcomes = await asyncio.gather(first, second, return_exceptions=True)
+    return outcomes[0], outcomes[1]
+
+
+def _raised(outcome: Any) -> Any:
+    """The answer; if it is a failure, it is raised."""
+    if isinstance(outcome, BaseException):
+        raise outcome
+    return outcome

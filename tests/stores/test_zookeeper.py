@@ -1,0 +1,368 @@
+"""What is ZooKeeper's own: the queue, sessions, an ensemble that loses its leader, logins, TLS."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from authority import Authority
+from backends import TIMINGS, Backend
+from candidates import Lock
+from databases import ZooKeeper
+from kazoo.client import KazooClient
+from kazoo.exceptions import NoAuthError
+from servers import free_port, wait_until
+
+from leasekeeper.clock import Instant, SystemClock
+from leasekeeper.lease import (
+    Candidate,
+    Grant,
+    Held,
+    LeaseStore,
+    Lost,
+    Timings,
+    Unavailable,
+    Unknown,
+)
+from leasekeeper.redlock.tls import Tls
+from leasekeeper.zookeeper.session import Login
+from leasekeeper.zookeeper.store import ZooKeeperStore, counted_from, in_order
+
+CLOCK = SystemClock()
+LONG = Timings(lease_duration=9.0, renew_deadline=8.0, retry_period=0.5)
+
+
+@pytest.fixture(scope="module")
+def backend(backends: Callable[[str], Backend]) -> Any:
+    return backends("zookeeper")
+
+
+@pytest.fixture
+def admin(backend: Any) -> Iterator[Any]:
+    client = KazooClient(f"127.0.0.1:{backend.server.port}")
+    client.start()
+    yield client
+    client.stop()
+    client.close()
+
+
+class Stores:
+    """Candidates outside of the conformance suite's settings."""
+
+    def __init__(self) -> None:
+        self.made: list[ZooKeeperStore] = []
+
+    def __call__(self, port: int, lock: str = "shop/orders", **more: Any) -> ZooKeeperStore:
+        options: dict[str, Any] = {"timings": TIMINGS, "tick": ZooKeeper.TICK, "clock": CLOCK}
+        options |= more
+        candidate = Candidate("a", "uid", secrets.token_hex(4))
+        hosts = options.pop("hosts", f"127.0.0.1:{port}")
+        self.made.append(ZooKeeperStore(hosts=hosts, lock=lock, candidate=candidate, **options))
+        return self.made[-1]
+
+
+@pytest.fixture
+async def store() -> Any:
+    stores = Stores()
+    yield stores
+    for made in stores.made:
+        await made.close()
+
+
+async def won(candidate: LeaseStore) -> Grant:
+    async with asyncio.timeout(30):
+        await candidate.ready()
+        while not isinstance(outcome := await candidate.acquire(), Grant):
+            await asyncio.sleep(0.02)
+    return outcome
+
+
+async def why(candidate: LeaseStore) -> str:
+    """What attempts get instead of a lease, once it is more than "not connected yet"."""
+    async with asyncio.timeout(30):
+        while True:
+            outcome = await candidate.acquire()
+            assert isinstance(outcome, Unavailable), outcome
+            said = outcome.causes["zookeeper"]
+            if "not connected" not in said:
+                return said
+            await asyncio.sleep(0.05)
+
+
+# -- when a lease counts -------------------------------------------------------------------------
+
+
+def test_a_lease_counts_at_most_a_period_past_the_request_before() -> None:
+    """The leader may know of us no more than that request, however late this one was."""
+    assert counted_from(Instant(10, 10), Instant(9.7, 9.7), 0.5) == Instant(10, 10)
+    assert counted_from(Instant(20, 20), Instant(12, 12), 0.5) == Instant(12.5, 12.5)
+
+
+def test_the_line_is_in_the_order_of_the_numbers_and_not_of_the_names() -> None:
+    line = ["zz-1-0000000003", "aa-9-0000000010", "mm-2-0000000004", "lock"]
+    assert in_order(line) == ["zz-1-0000000003", "mm-2-0000000004", "aa-9-0000000010"]
+
+
+# -- the queue -----------------------------------------------------------------------------------
+
+
+async def test_a_release_wakes_the_next_in_line_and_nobody_else(lock: Lock) -> None:
+    line = [lock.candidate(name) for name in "abcd"]
+    grant = await won(line[0])
+    for waiter in line[1:]:
+        await waiter.ready()
+        assert isinstance(await waiter.acquire(), Held)
+    waits = [asyncio.create_task(waiter.freed()) for waiter in line[1:]]
+    await asyncio.sleep(0.1)
+    assert not any(wait.done() for wait in waits)
+    await line[0].release(grant)
+    async with asyncio.timeout(10):
+        await waits[0]
+    assert [wait.done() for wait in waits] == [True, False, False]
+    second = await line[1].acquire()
+    assert isinstance(second, Grant)
+    assert second.token > grant.token
+    for wait in waits:
+        wait.cancel()
+
+
+async def test_a_waiter_that_nobody_asks_after_leaves_the_line(lock: Lock, admin: Any) -> None:
+    """Its session would live on, and it would become first and block everybody."""
+    holder, absent = lock.candidate("a"), lock.candidate("b")
+    await won(holder)
+    await absent.ready()
+    assert isinstance(await absent.acquire(), Held)
+    assert len(admin.get_children(f"/leasekeeper/{lock.name}")) == 2
+    async with asyncio.timeout(20):
+        while len(admin.get_children(f"/leasekeeper/{lock.name}")) == 2:
+            await asyncio.sleep(0.05)
+
+
+# -- the session ---------------------------------------------------------------------------------
+
+
+async def test_a_session_that_the_server_ended_is_lost(
+    store: Stores, backend: Any, admin: Any
+) -> None:
+    candidate = store(backend.server.port, f"shop/{secrets.token_hex(4)}")
+    grant = await won(candidate)
+    session = candidate._session._client.client_id
+    twin = KazooClient(f"127.0.0.1:{backend.server.port}", client_id=session)
+    await asyncio.to_thread(twin.start)
+    await asyncio.to_thread(twin.stop)  # closes the session that both have
+    async with asyncio.timeout(20):
+        while isinstance(outcome := await candidate.renew(grant), Unknown | Grant):
+            await asyncio.sleep(0.02)
+    assert isinstance(outcome, Lost)
+    assert (await won(candidate)).token > grant.token
+    twin.close()
+
+
+async def test_a_node_of_another_session_is_not_ours(
+    store: Stores, backend: Any, admin: Any
+) -> None:
+    name = f"shop/{secrets.token_hex(4)}"
+    candidate = store(backend.server.port, name)
+    grant = await won(candidate)
+    [node] = admin.get_children(f"/leasekeeper/{name}")
+    path = f"/leasekeeper/{name}/{node}"
+    admin.delete(path)
+    admin.create(path, grant.id.encode(), ephemeral=True)
+    assert await candidate.renew(grant) == Lost("the node of the lease belongs to another session")
+
+
+async def test_a_session_timeout_that_the_server_refuses_is_said(
+    store: Stores, backend: Any
+) -> None:
+    """The tests' servers grant 20 s at the most. The line is left for those who can."""
+    timings = Timings(lease_duration=60, renew_deadline=10, retry_period=2)
+    candidate = store(backend.server.port, f"shop/{secrets.token_hex(4)}", timings=timings)
+    said = await why(candidate)
+    assert "grants sessions of 20 s, and this lock needs 62.1" in said
+    assert "raise the servers' maxSessionTimeout" in said
+
+
+# -- an ensemble ---------------------------------------------------------------------------------
+
+
+class Three:
+    """Three servers that are one ZooKeeper."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        lines = [f"server.{i}=127.0.0.1:{free_port()}:{free_port()}" for i in (1, 2, 3)]
+        self.servers = [ZooKeeper(i, lines) for i in (1, 2, 3)]
+        for server in self.servers:
+            stack.callback(server.close)
+            server.prepare()
+            server.launch()
+        wait_until(lambda: all(s.answers() for s in self.servers), "three servers", 60)
+
+    @property
+    def hosts(self) -> str:
+        return ",".join(f"127.0.0.1:{server.port}" for server in self.servers)
+
+    @property
+    def leader(self) -> ZooKeeper:
+        found: ZooKeeper = wait_until(
+            lambda: next((s for s in self.servers if s.running and s.leads), None), "a leader", 60
+        )
+        return found
+
+
+@pytest.fixture(scope="module")
+def three() -> Iterator[Three]:
+    with ExitStack() as stack:
+        yield Three(stack)
+
+
+async def test_the_answers_of_a_server_without_its_leader_renew_nothing(
+    store: Stores, three: Three
+) -> None:
+    """Reads and pings are answered by the server that one is connected to, on its own."""
+    leader = three.leader
+    follower = next(s for s in three.servers if s is not leader)
+    candidate = store(follower.port, "shop/follower", timings=LONG)
+    grant = await won(candidate)
+    others = [s for s in three.servers if s is not follower]
+    reader = KazooClient(f"127.0.0.1:{follower.port}")
+    await asyncio.to_thread(reader.start)
+    for server in others:
+        server.pause()
+    try:
+        there = await asyncio.to_thread(reader.get_children, "/leasekeeper/shop/follower")
+        assert there  # the control: had a read counted, it would have renewed
+        assert isinstance(await candidate.renew(grant), Unknown)
+    finally:
+        for server in others:
+            server.resume()
+        reader.handler.spawn(reader.stop)
+    wait_until(lambda: three.leader, "a leader")
+
+
+async def test_a_killed_leader_costs_no_tenure_and_repeats_no_token(
+    store: Stores, three: Three
+) -> None:
+    first = store(0, "shop/ensemble", hosts=three.hosts, timings=LONG)
+    second = store(0, "shop/ensemble", hosts=three.hosts, timings=LONG)
+    grant = kept = await won(first)
+    await second.ready()
+    assert isinstance(await second.acquire(), Held)
+    killed = three.leader
+    killed.kill()
+    while not kept.deadline.passed(CLOCK.now()):
+        outcome = await first.renew(kept)
+        assert not isinstance(outcome, Lost), outcome
+        if isinstance(outcome, Grant):
+            kept = outcome
+            if three.leader is not killed and kept.deadline.start.boot > grant.deadline.start.boot:
+                break
+        await asyncio.sleep(0.05)
+    assert kept.token == grant.token
+    if not kept.deadline.passed(CLOCK.now()):
+        assert not isinstance(await second.acquire(), Grant)
+        await first.release(kept)
+    assert (await won(second)).token > grant.token
+    killed.start()
+
+
+# -- who may, and TLS ----------------------------------------------------------------------------
+
+JAAS = """
+Server {
+  org.apache.zookeeper.server.auth.DigestLoginModule required user_app="secret";
+};
+"""
+
+
+class Guarded:
+    """A server with SASL on its plain port, and TLS on another."""
+
+    def __init__(self, stack: ExitStack, folder: Path) -> None:
+        authority = Authority(folder)
+        issued = authority.issue("server")
+        self.tls_port, self.ca = free_port(), authority.ca
+        self.server = server = ZooKeeper(
+            config=f"secureClientPort={self.tls_port}\nssl.clientAuth=none\n"
+            "ssl.keyStore.type=PEM\nssl.trustStore.type=PEM\n"
+            "authProvider.sasl=org.apache.zookeeper.server.auth.SASLAuthenticationProvider\n"
+        )
+        stack.callback(server.close)
+        server.factory = "org.apache.zookeeper.server.NettyServerCnxnFactory"
+        server.jaas = server.home / "jaas.conf"
+        server.jaas.write_text(JAAS)
+        pem, trusted = server.home / "server.pem", server.home / "ca.pem"
+        pem.write_bytes(issued.key.read_bytes() + issued.cert.read_bytes())
+        pem.chmod(0o644)
+        shutil.copy(authority.ca, trusted)
+        server.config(f"ssl.keyStore.location={pem}", f"ssl.trustStore.location={trusted}")
+        server.prepare()
+        server.start()
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+    with ExitStack() as stack:
+        yield Guarded(stack, tmp_path_factory.mktemp("guarded"))
+
+
+async def test_digest_keeps_others_out_and_says_so(store: Stores, backend: Any, admin: Any) -> None:
+    name = f"shop/{secrets.token_hex(4)}"
+    login = Login(mechanism="digest", username="app", password="right")
+    grant = await won(store(backend.server.port, name, root="/digest", login=login))
+    with pytest.raises(NoAuthError):
+        admin.get_children("/digest")
+    for other in (None, Login(mechanism="digest", username="app", password="wrong")):
+        said = await why(store(backend.server.port, name, root="/digest", login=other))
+        assert "the password is wrong, or the nodes' ACL is for somebody else" in said
+    assert grant.token
+
+
+async def test_sasl_proves_who_we_are_and_a_wrong_password_is_said(
+    store: Stores, guarded: Guarded
+) -> None:
+    right = Login(mechanism="DIGEST-MD5", username="app", password="secret")
+    assert await won(store(guarded.server.port, "shop/sasl", root="/sasl", login=right))
+    wrong = Login(mechanism="DIGEST-MD5", username="app", password="wrong")
+    said = await why(store(guarded.server.port, "shop/sasl", root="/sasl", login=wrong))
+    assert "refused user app or its password" in said
+
+
+async def test_tls_is_spoken_and_an_unknown_ca_is_said(
+    store: Stores, guarded: Guarded, tmp_path: Path
+) -> None:
+    tls = Tls(ca_file=str(guarded.ca))
+    candidate = store(guarded.tls_port, "shop/tls", tls=tls)
+    grant = await won(candidate)
+    assert isinstance(await candidate.renew(grant), Grant)
+    stranger = Tls(ca_file=str(Authority(tmp_path).ca))
+    said = await why(store(guarded.tls_port, "shop/tls", tls=stranger))
+    assert "is not signed by the CA in" in said
+
+
+async def test_a_zookeeper_made_anew_is_refused_by_who_remembers(
+    store: Stores, guarded: Guarded
+) -> None:
+    """It is ZooKeeper that sends away who has seen more than it knows; we say what that means. Who
+    remembers nothing is let in, and needs the floor.
+    """
+    candidate = store(guarded.server.port, "shop/anew")
+    grant = await won(candidate)
+    await candidate.release(grant)
+    guarded.server.kill()
+    shutil.rmtree(guarded.server.data / "version-2")
+    guarded.server.start()
+    async with asyncio.timeout(30):
+        while "restored or made anew" not in await why(candidate):
+            await asyncio.sleep(0.05)
+    control = store(guarded.server.port, "shop/anew")
+    repeated = await won(control)
+    assert repeated.token < grant.token
+    await control.release(repeated)
+    above = store(guarded.server.port, "shop/anew", token_floor=grant.token)
+    assert (await won(above)).token > grant.token
