@@ -55,6 +55,7 @@ STATEFUL_SET = Kind("apps/v1", "StatefulSet", "statefulsets")
 DISRUPTION_BUDGET = Kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets")
 NETWORK_POLICY = Kind("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies")
 POD = Kind("v1", "Pod", "pods")
+ENDPOINT_SLICE = Kind("discovery.k8s.io/v1", "EndpointSlice", "endpointslices")
 EVENT = Kind("v1", "Event", "events")
 ROLE = Kind("rbac.authorization.k8s.io/v1", "Role", "roles")
 ROLE_BINDING = Kind("rbac.authorization.k8s.io/v1", "RoleBinding", "rolebindings")
@@ -75,6 +76,7 @@ KINDS = {
         DISRUPTION_BUDGET,
         NETWORK_POLICY,
         POD,
+        ENDPOINT_SLICE,
         EVENT,
         ROLE,
         ROLE_BINDING,

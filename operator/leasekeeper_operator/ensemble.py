@@ -19,8 +19,9 @@ from leasekeeper_operator import names
 from leasekeeper_operator.api import ENSEMBLE, POD, SECRET, STATEFUL_SET, Api, ApiError, Object
 from leasekeeper_operator.apply import Applier, stamped
 from leasekeeper_operator.births import Births, record_of
+from leasekeeper_operator.board import Board
 from leasekeeper_operator.events import Happening, node_happenings, tell
-from leasekeeper_operator.holders import holders, needing
+from leasekeeper_operator.holders import Outlook
 from leasekeeper_operator.lock_users import LockUsers
 from leasekeeper_operator.manifests.common import text_of
 from leasekeeper_operator.manifests.ensemble import credentials_secret, ensemble_objects
@@ -94,6 +95,7 @@ class EnsembleReconciler:
         self._now = now
         self._users = LockUsers(api, applier, settings.default_place, now=now)
         self._births = Births(api, self._users, now)
+        self.board = Board()
         self._states: dict[Key, _State] = {}
 
     def objects_changed(self, key: Key) -> None:
@@ -120,6 +122,7 @@ class EnsembleReconciler:
         obj = await self._births.bring(ensemble, obj, nodes, sights)
         sights = without_ghosts(record_of(obj), sights)
         await self._users.sync(ensemble, nodes, sights)
+        await self._hand_on(ensemble, nodes, sights)
         await self._roll(ensemble, state, obj, sights)
         await self._write_status(ensemble, state, obj, sights)
         if state.generation != ensemble.generation:
@@ -133,6 +136,18 @@ class EnsembleReconciler:
             for lock in self._users.locks(key):
                 self._queue.add(lock_key(*lock))
         return self._next_look(state, sights)
+
+    def look(self, key: Key) -> None:
+        """Somebody has reason to think that a lock has another holder now."""
+        self._queue.add(key)
+
+    async def _hand_on(self, ensemble: Ensemble, nodes: Nodes, sights: Mapping[str, Sight]) -> None:
+        """Holders to the locks' reconciler, and requests to the nodes."""
+        outlook = Outlook.of(sights, ensemble.membership.quorum)
+        for lock in self.board.see(ensemble.key, outlook):
+            namespace, _, name = lock.partition("/")
+            self._queue.add(lock_key(namespace, name))
+        await self.board.pass_on(ensemble.key, nodes, sights)
 
     def _next_look(self, state: _State, sights: Mapping[str, Sight]) -> float:
         now, statuses = self._now(), node_statuses(sights)
@@ -150,6 +165,7 @@ class EnsembleReconciler:
     async def _drop(self, key: Key) -> None:
         self._users.drop(key)
         self._births.drop(key)
+        self.board.drop(key)
         state = self._states.pop(key, None)
         if state is not None and state.nodes is not None:
             await state.nodes.close()
@@ -231,11 +247,11 @@ class EnsembleReconciler:
         labels = f"{names.LABEL_ENSEMBLE}={ensemble.name},{names.LABEL_NODE}"
         sets = _by_node(await self._api.find(STATEFUL_SET, ensemble.namespace, labels))
         pods = _by_node(await self._api.find(POD, ensemble.namespace, labels))
-        quorum = ensemble.membership.quorum
-        held = holders(sights, quorum)
+        outlook = self.board.outlook(ensemble.key)
+        assert outlook is not None, "seen before"
         state.roll = decide(
             [
-                node_pod(sight, sets.get(id), pods.get(id), needing(id, held, quorum))
+                node_pod(sight, sets.get(id), pods.get(id), outlook.needing(id))
                 for id, sight in sights.items()
             ]
         )

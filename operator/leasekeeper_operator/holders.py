@@ -1,14 +1,15 @@
 """Who holds each lock, from the operator's own look at the nodes: pure functions.
 
 The status of a lock is written by pods and can be forged; what routes traffic or decides on a
-restart rests on what a quorum of nodes says.
+restart rests on what a quorum of nodes says. Three answers: somebody holds it, nobody does, and
+"cannot tell", when the nodes that were not seen could make the difference.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from leasekeeper_operator.nodes import OPEN, Sight
 
@@ -20,7 +21,7 @@ class Holder:
     id: str
     """As nodes have it: pod/uid/nonce/attempt."""
     token: int
-    nodes: frozenset[str]
+    nodes: frozenset[str] = field(compare=False)
 
     @property
     def pod(self) -> str:
@@ -31,35 +32,65 @@ class Holder:
         return self.id.split("/")[1] if "/" in self.id else ""
 
 
-def holders(sights: Mapping[str, Sight], quorum: int) -> dict[str, Holder]:
-    """By lock. Locks that nobody holds are not there."""
-    owners: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)
-    for sight in _counting(sights.values()):
-        for lock, entry in sight.entries.items():
-            if entry.owner:
-                owners[lock, entry.owner][sight.id] = entry.fence
-    return {
-        # F of a node where somebody else was refused a moment ago may be larger: the token is the
-        # one that a quorum has, so at least that many nodes have it or more.
-        lock: Holder(owner, sorted(fences.values(), reverse=True)[quorum - 1], frozenset(fences))
-        for (lock, owner), fences in owners.items()
-        if len(fences) >= quorum
-    }
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What one look at an ensemble's nodes tells of its locks."""
+
+    quorum: int
+    unseen: int
+    """Nodes whose entries are not known."""
+    holders: Mapping[str, Holder]
+    most: Mapping[str, int]
+    """Of locks that nobody holds at a quorum: how many nodes agree on an owner."""
+
+    @classmethod
+    def of(cls, sights: Mapping[str, Sight], quorum: int) -> Outlook:
+        owners: dict[str, dict[str, dict[str, int]]] = defaultdict(lambda: defaultdict(dict))
+        counting = _counting(sights.values())
+        for sight in counting:
+            for lock, entry in (sight.entries or {}).items():
+                if entry.owner:
+                    owners[lock][entry.owner][sight.id] = entry.fence
+        holders, most = {}, {}
+        for lock, claims in owners.items():
+            owner, fences = max(claims.items(), key=lambda claim: len(claim[1]))
+            most[lock] = len(fences)
+            if len(fences) >= quorum:
+                # F of a node may be larger than the holder's token where somebody else was refused;
+                # at least a quorum has the token itself, or more.
+                token = sorted(fences.values(), reverse=True)[quorum - 1]
+                holders[lock] = Holder(owner, token, frozenset(fences))
+        return cls(quorum, len(sights) - len(counting), holders, most)
+
+    def doubtful(self, lock: str) -> bool:
+        """Nobody is seen to hold it, and somebody may."""
+        return lock not in self.holders and self.most.get(lock, 0) + self.unseen >= self.quorum
+
+    def needing(self, node: str) -> str:
+        """A lock whose holder would not have a quorum without this node; empty: none."""
+        rest = ((lock, holder.nodes - {node}) for lock, holder in self.holders.items())
+        return min((lock for lock, nodes in rest if len(nodes) < self.quorum), default="")
+
+    def changed(self, before: Outlook | None) -> set[str]:
+        """Locks of which this says something else than an earlier one."""
+        if before is None:
+            return {*self.holders}
+        known = {*self.holders, *before.holders, *self.most, *before.most}
+        return {
+            lock
+            for lock in known
+            if self.holders.get(lock) != before.holders.get(lock)
+            or self.doubtful(lock) != before.doubtful(lock)
+        }
 
 
 def _counting(sights: Iterable[Sight]) -> list[Sight]:
     """As candidates count votes: not those of a node of which any other knows a later life."""
-    views = [sight.view for sight in sights if sight.view is not None and sight.state == OPEN]
+    known = [sight for sight in sights if sight.state == OPEN and sight.entries is not None]
+    views = [sight.view for sight in known if sight.view is not None]
     return [
         sight
-        for sight in sights
-        if sight.state == OPEN
-        and sight.view is not None
+        for sight in known
+        if sight.view is not None
         and all(view.vector.get(sight.id, 0) <= sight.view.incarnation for view in views)
     ]
-
-
-def needing(node: str, found: Mapping[str, Holder], quorum: int) -> str:
-    """A lock whose holder would not have a quorum without this node; empty: none."""
-    needy = (lock for lock, holder in found.items() if len(holder.nodes - {node}) < quorum)
-    return min(needy, default="")

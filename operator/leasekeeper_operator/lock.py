@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable
+import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Protocol
 
-from leasekeeper_operator import names
+from leasekeeper_operator import leadership, names, wishes
 from leasekeeper_operator.api import ENSEMBLE, LOCK, SECRET, Api, Object
 from leasekeeper_operator.apply import Applier, stamped
+from leasekeeper_operator.board import Board
+from leasekeeper_operator.events import Happening, tell
 from leasekeeper_operator.manifests.ensemble import known_locks
 from leasekeeper_operator.manifests.lock import (
     ensemble_of,
@@ -26,7 +29,8 @@ from leasekeeper_operator.manifests.lock import (
     role,
     role_binding,
 )
-from leasekeeper_operator.model import Ensemble, Key, Lock, ensemble_for, ensemble_key
+from leasekeeper_operator.model import Ensemble, Key, Lock, Place, ensemble_for, ensemble_key
+from leasekeeper_operator.routing import Routing
 from leasekeeper_operator.settings import Settings
 from leasekeeper_operator.status import (
     READY,
@@ -34,6 +38,7 @@ from leasekeeper_operator.status import (
     changed,
     merge_conditions,
     quorum_condition,
+    timestamp,
 )
 
 log = logging.getLogger(__name__)
@@ -51,18 +56,28 @@ class Refused(Exception):
     message: str
 
 
+class Ensembles(Protocol):
+    """What this side knows of the other reconciler."""
+
+    board: Board
+
+    def locks_changed(self, key: Key) -> None:
+        """A lock of this ensemble came, went or changed."""
+
+    def look(self, key: Key) -> None:
+        """A lock of this ensemble may have another holder now."""
+
+
 class LockReconciler:
     def __init__(
-        self,
-        api: Api,
-        applier: Applier,
-        settings: Settings,
-        locks_changed: Callable[[Key], None],
+        self, api: Api, applier: Applier, settings: Settings, ensembles: Ensembles
     ) -> None:
         self._api = api
         self._applier = applier
         self._settings = settings
-        self._locks_changed = locks_changed
+        self._ensembles = ensembles
+        self._locks_changed = ensembles.locks_changed
+        self._routing = Routing(api, applier)
 
     async def reconcile(self, key: Key) -> float | None:
         obj = await self._api.get(LOCK, key.namespace, key.name)
@@ -191,19 +206,66 @@ class LockReconciler:
         old = obj.get("status", {})
         conditions = [ready]
         new: Object = {"observedGeneration": lock.generation, "ensemble": "/".join(place)}
+        happened: list[Happening] = []
         if found is not None:
             total = Ensemble.parse(found).nodes
             opened = found.get("status", {}).get("openNodes", 0)
             quorum = quorum_condition(opened, total)
             if ready.holds and not quorum.holds:
                 ready = Condition(READY, False, quorum.reason, quorum.message)
-            conditions = [ready, quorum]
-            new |= {"nodes": f"{opened}/{total}", "quorum": total // 2 + 1}
+            held, more, happened = await self._leadership(lock, obj, ensemble_key(*place))
+            problem = await self._route(lock, obj, place)
+            degraded = leadership.degraded_condition(problem, opened, total)
+            conditions = [ready, quorum, degraded]
+            if held is not None:
+                conditions.append(held)
+            new |= {"nodes": f"{opened}/{total}", "quorum": total // 2 + 1, **more}
+        if lock.service is not None:
+            new["service"] = lock.service["name"]
+        elif "service" in old:
+            new["service"] = None
         new["conditions"] = merge_conditions(
             old.get("conditions", []), conditions, lock.generation, datetime.now(UTC)
         )
         if changed(old, new):
             await self._api.patch_status(obj, new)
+            await tell(self._api, obj, happened)
+
+    async def _route(self, lock: Lock, obj: Object, place: Place) -> tuple[str, str]:
+        outlook = self._ensembles.board.outlook(ensemble_key(*place))
+        return await self._routing.bring(lock, outlook, obj.get("status", {}).get("service") or "")
+
+    async def _leadership(
+        self, lock: Lock, obj: Object, ensemble: Key
+    ) -> tuple[Condition | None, Object, list[Happening]]:
+        """Who holds it, and what is asked of the holder: the condition (none: this operator has not
+        looked yet, and leaves what the last one said), what else the status says, and what
+        happened."""
+        old, now = obj.get("status", {}), datetime.now(UTC)
+        outlook = self._ensembles.board.outlook(ensemble)
+        if outlook is None:
+            return None, {}, []
+        held = leadership.held_condition(lock.full_name, outlook, lock.paused)
+        holder = outlook.holders.get(lock.full_name)
+        if old.get("token", 0) > (holder.token if holder else 0):
+            self._ensembles.look(ensemble)  # a sidecar says that it won, and we have not seen it
+        past = old.get("transitions", [])
+        passed = leadership.transitions(past, holder, now)
+        before = {c["type"]: c["status"] for c in old.get("conditions", [])}.get("Held", "")
+        happened = leadership.happenings(past, passed, before, held)
+        by = wishes.asked_by(obj["metadata"])
+        asked = old.get("request")
+        record = wishes.recorded(lock, asked, holder, by, int(time.time() * 1000), timestamp(now))
+        new: Object = {"transitions": passed} if passed else {}
+        if record is not None and record != asked:
+            # In the status first: a node that is told of it by a dying operator is told the same by
+            # the next one.
+            await self._api.patch_status(obj, {"request": record})
+            log.info("asked lock=%s kind=%s by=%s", lock.key, record["kind"], record["by"])
+            happened.append(wishes.happening(record))
+        if self._ensembles.board.ask(ensemble, lock.full_name, wishes.request_of(record)):
+            self._ensembles.look(ensemble)
+        return held, new, happened
 
 
 def _moving(old: str, new: Ensemble) -> Refused:

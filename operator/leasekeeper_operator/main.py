@@ -90,7 +90,7 @@ class Operator:
         self._settings = settings
         self._queue = queue
         self._ensembles = ensembles
-        self._locks = LockReconciler(api, Applier(api), settings, ensembles.locks_changed)
+        self._locks = LockReconciler(api, Applier(api), settings, ensembles)
         self._workers: list[asyncio.Task[None]] = []
         self._stop = asyncio.Event()
         self._stopped = asyncio.Event()

@@ -126,6 +126,12 @@ class Lock(Resource):
     lock_delay: int
     service_accounts: Sequence[str]
     """Empty: all of the namespace."""
+    paused: bool
+    step_down_token: int | None
+    """Of the tenure that shall end."""
+    step_down_seconds: int
+    service: Object | None
+    """`spec.service`: a Service that leads to the holder's pod."""
 
     @classmethod
     def parse(cls, obj: Object) -> Lock:
@@ -137,6 +143,10 @@ class Lock(Resource):
             retry_period=spec["retryPeriodSeconds"],
             lock_delay=spec["lockDelaySeconds"],
             service_accounts=tuple(spec.get("serviceAccountNames", ())),
+            paused=spec.get("paused", False),
+            step_down_token=spec.get("stepDown", {}).get("token"),
+            step_down_seconds=spec.get("stepDown", {}).get("seconds", 0),
+            service=spec.get("service"),
         )
 
     @property

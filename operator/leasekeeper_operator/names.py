@@ -48,5 +48,10 @@ def lock_objects(lock: str) -> str:
     return f"leasekeeper-{lock}"
 
 
+def leader_slice(service: str, family: str) -> str:
+    """Of the EndpointSlice of a lock's Service; `family`: IPv4 or IPv6."""
+    return f"{service}-leader-{family.lower()}"
+
+
 def certificate_secret(service: str) -> str:
     return f"{service}-certificate"

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import redis.asyncio
@@ -18,7 +18,8 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, ConnectionError, RedisError
 
-from leasekeeper.redlock import users
+from leasekeeper.lease import Request
+from leasekeeper.redlock import requests, users
 from leasekeeper.redlock.learnt import Learnt
 from leasekeeper.redlock.membership import Membership, Node
 from leasekeeper.redlock.registry import NodeView, Record
@@ -52,8 +53,8 @@ class Sight:
     view: NodeView | None = None
     """None: it did not answer, or its agent has not begun with it yet."""
     message: str = ""
-    entries: Mapping[str, Entry] = field(default_factory=dict)
-    """By lock, of an open node."""
+    entries: Mapping[str, Entry] | None = None
+    """By lock, of an open node. None: it could not be asked for them."""
 
 
 class NodeError(Exception):
@@ -196,6 +197,11 @@ class Nodes:
         reply = await self._links[node].fcall("lk1_birth", *arguments)
         if reply[0] != "OK":
             raise NodeError(f"lk1_birth: {' '.join(reply)}")
+
+    async def request(self, node: str, lock: str, request: Request) -> None:
+        reply = await self._links[node].fcall(*requests.call(lock, request))
+        if reply[0] != "OK":
+            raise NodeError(f"lk1_request: {' '.join(reply)}")
 
     async def users(self, node: str) -> dict[str, str]:
         """Users of locks that the node has: the lock, and the digest of its password."""

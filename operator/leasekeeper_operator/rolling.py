@@ -65,7 +65,7 @@ class Roll:
 
     @property
     def done(self) -> bool:
-        return self.condition.holds
+        return self.condition.holds is True
 
 
 def decide(nodes: Sequence[NodePod]) -> Roll:

@@ -17,7 +17,8 @@ READY, QUORUM_AVAILABLE, BORN = "Ready", "QuorumAvailable", "Born"
 @dataclass(frozen=True, slots=True)
 class Condition:
     type: str
-    holds: bool
+    holds: bool | None
+    """None: cannot tell."""
     reason: str
     message: str
 
@@ -29,7 +30,7 @@ def merge_conditions(
     before = {condition["type"]: condition for condition in old}
     merged = dict(before)
     for condition in new:
-        status = "True" if condition.holds else "False"
+        status = "Unknown" if condition.holds is None else str(condition.holds)
         past = before.get(condition.type)
         same = past is not None and past["status"] == status
         merged[condition.type] = {

@@ -14,9 +14,11 @@ import kopf
 from leasekeeper_operator import names
 from leasekeeper_operator.api import (
     CONFIG_MAP,
+    ENDPOINT_SLICE,
     ENSEMBLE,
     GROUP,
     LOCK,
+    POD,
     SECRET,
     SERVICE,
     STATEFUL_SET,
@@ -29,7 +31,7 @@ from leasekeeper_operator.manifests.lock import ensemble_of
 from leasekeeper_operator.model import ensemble_key, lock_key
 from leasekeeper_operator.queue import Queue
 
-WATCHED_OBJECTS = (STATEFUL_SET, SERVICE, CONFIG_MAP, SECRET)
+WATCHED_OBJECTS = (STATEFUL_SET, SERVICE, CONFIG_MAP, SECRET, ENDPOINT_SLICE)
 """Those of ours whose loss stops something. Only objects with our label are asked for."""
 
 
@@ -70,6 +72,11 @@ class Watches:
         async def on_ensemble(namespace: str | None, name: str, **_: Any) -> None:
             self.ensemble_event(namespace or "", name)
 
+        @kopf.on.event(*_address(POD), registry=registry)
+        async def on_candidate(namespace: str | None, meta: Any, **_: Any) -> None:
+            # Ready, ending or gone: what a leader-only Service must know.
+            self.lock_event(namespace or "", meta["labels"][names.LABEL_LOCK])
+
         async def on_owned(meta: Any, **_: Any) -> None:
             self.owned_event(dict(meta))
 
@@ -84,6 +91,7 @@ def watch_settings() -> kopf.OperatorSettings:
     # The CRDs are installed before us; without this, kopf needs the right to watch all CRDs.
     settings.scanning.disabled = True
     settings.process.ultimate_exiting_timeout = 10
+    settings.watching.label_selectors[_address(POD)] = names.LABEL_LOCK
     for kind in WATCHED_OBJECTS:
         settings.watching.label_selectors[_address(kind)] = names.MANAGED_SELECTOR
     return settings

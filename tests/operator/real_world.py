@@ -49,9 +49,7 @@ class World:
         self.ensembles = EnsembleReconciler(
             self.api, Applier(self.api), SETTINGS, queue, resolve=self.resolve
         )
-        self.locks = LockReconciler(
-            self.api, Applier(self.api), SETTINGS, self.ensembles.locks_changed
-        )
+        self.locks = LockReconciler(self.api, Applier(self.api), SETTINGS, self.ensembles)
 
     def resolve(self, node: Node) -> tuple[str, int]:
         return "127.0.0.1", self.nodes.nodes[int(node.id)].server.port
@@ -107,9 +105,10 @@ class World:
         found = self.cluster.get(self.namespace, "lens", "main") or {}
         return dict(found.get("status", {}))
 
-    async def publish(self, name: str) -> str:
-        """A lock; its password."""
-        self.cluster.lock(self.namespace, name, ensembleRef={"name": "main"}, **SHORT)
+    async def publish(self, name: str, made: bool = False) -> str:
+        """A lock, if it is not `made` yet; its password."""
+        if not made:
+            self.cluster.lock(self.namespace, name, ensembleRef={"name": "main"}, **SHORT)
         await self.locks.reconcile(lock_key(self.namespace, name))
         await self.ensembles.reconcile(self.key)
         secret = self.cluster.get(self.namespace, "secret", f"leasekeeper-{name}")

@@ -42,6 +42,7 @@ def test_an_empty_lock_works(cluster: Cluster, namespace: str, spec: Object | No
         "renewDeadlineSeconds": 10,
         "retryPeriodSeconds": 2,
         "lockDelaySeconds": 0,
+        "paused": False,
     }
 
 
@@ -154,6 +155,35 @@ def test_an_ensembles_name_must_fit_a_service(cluster: Cluster, namespace: str, 
     assert "metadata.name must have at most 40 characters, lower-case letters" in sentence
 
 
+PORTS = [{"port": 80, "targetPort": 8080}]
+SERVICE_REFUSALS: list[tuple[Object, str]] = [
+    ({"ports": PORTS}, "spec.service.name: Required value"),
+    ({"name": "a"}, "spec.service.ports: Required value"),
+    ({"name": "a", "ports": []}, "spec.service.ports in body should have at least 1 items"),
+    ({"name": "A", "ports": PORTS}, "spec.service.name in body should match"),
+    ({"name": "a", "ports": [*PORTS, *PORTS]}, "duplicate entries for key [name="),
+    ({"name": "a", "ports": [{"port": 80}]}, "spec.service.ports[0].targetPort: Required value"),
+]
+
+
+@pytest.mark.parametrize(("service", "sentence"), SERVICE_REFUSALS)
+def test_a_service_is_refused(
+    cluster: Cluster, namespace: str, service: Object, sentence: str
+) -> None:
+    assert sentence in refused(
+        cluster, custom("DistributedLock", namespace, "bad", {"service": service})
+    )
+
+
+@pytest.mark.parametrize("token", [0, 2**52])
+def test_a_step_down_of_a_token_that_cannot_be_is_refused(
+    cluster: Cluster, namespace: str, token: int
+) -> None:
+    spec = {"stepDown": {"token": token}}
+    sentence = refused(cluster, custom("DistributedLock", namespace, "bad", spec))
+    assert "spec.stepDown.token in body should be" in sentence
+
+
 # -- what cannot be changed live -------------------------------------------------------------------
 
 
@@ -246,6 +276,14 @@ def test_a_birth_cannot_be_forgotten(
     status(cluster, namespace, "lens", "born", {"registry": RECORD})
     with pytest.raises(Refusal, match=r"status.registry must not go back or be taken away"):
         status(cluster, namespace, "lens", "born", {"registry": change})
+
+
+def test_a_service_keeps_its_kind_of_address(cluster: Cluster, namespace: str) -> None:
+    service = {"name": "leader", "ports": [{"port": 80, "targetPort": 8080}]}
+    cluster.lock(namespace, "routed", service=service)
+    with pytest.raises(Refusal, match=r"spec.service.headless cannot be changed: a Service keeps"):
+        cluster.lock(namespace, "routed", service={**service, "headless": True})
+    cluster.lock(namespace, "routed", service={**service, "name": "other", "headless": True})
 
 
 # -- what people see -------------------------------------------------------------------------------

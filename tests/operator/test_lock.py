@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from leasekeeper_operator.api import Api
 from leasekeeper_operator.apply import Applier
+from leasekeeper_operator.board import Board
 from leasekeeper_operator.lock import LockReconciler
 from leasekeeper_operator.model import Key, ensemble_key, lock_key
 
@@ -25,7 +26,14 @@ class World:
         self.namespace = cluster.namespace()
         self.key = lock_key(self.namespace, "orders")
         self.told: list[Key] = []
-        self.reconciler = LockReconciler(api, Applier(api), SETTINGS, self.told.append)
+        self.board = Board()  # nobody has looked at the nodes
+        self.reconciler = LockReconciler(api, Applier(api), SETTINGS, self)
+
+    def locks_changed(self, key: Key) -> None:
+        self.told.append(key)
+
+    def look(self, key: Key) -> None:
+        pass
 
     async def reconcile(self) -> None:
         await self.reconciler.reconcile(self.key)
@@ -84,7 +92,7 @@ async def test_nothing_is_written_when_nothing_changed(world: World) -> None:
 
     await world.reconcile()
     before, world.told = versions(), []
-    world.reconciler = LockReconciler(world.api, Applier(world.api), SETTINGS, world.told.append)
+    world.reconciler = LockReconciler(world.api, Applier(world.api), SETTINGS, world)
     await world.reconcile()
     await world.reconcile()
     assert versions() == before

@@ -206,7 +206,8 @@ async def test_a_lock_that_is_created_is_published(operator: Operator) -> None:
         return status.get("conditions")
 
     conditions = await eventually(condition, "conditions")
-    assert {c["reason"] for c in conditions} == {"NoQuorum"}
+    reasons = {c["type"]: c["reason"] for c in conditions}
+    assert (reasons["Ready"], reasons["QuorumAvailable"]) == ("NoQuorum", "NoQuorum")
     assert forbidden(operator) == []
 
 

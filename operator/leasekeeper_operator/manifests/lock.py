@@ -78,7 +78,7 @@ def lock_secret(lock: Lock, ensemble: Ensemble, password: str) -> Object:
         names.LABEL_ENSEMBLE_NAMESPACE: ensemble.namespace,
     }
     data = base64_data(**{"lock.json": text})
-    return _lock_object(lock, SECRET, labels, type="Opaque", data=data)
+    return lock_object(lock, SECRET, labels, type="Opaque", data=data)
 
 
 def role(lock: Lock) -> Object:
@@ -90,7 +90,7 @@ def role(lock: Lock) -> Object:
         "resourceNames": [lock.name],
         "verbs": ["patch"],
     }
-    return _lock_object(lock, ROLE, rules=[rule])
+    return lock_object(lock, ROLE, rules=[rule])
 
 
 def role_binding(lock: Lock) -> Object:
@@ -105,17 +105,18 @@ def role_binding(lock: Lock) -> Object:
         }
     ]
     reference = {"apiGroup": RBAC_GROUP, "kind": ROLE.name, "name": names.lock_objects(lock.name)}
-    return _lock_object(lock, ROLE_BINDING, roleRef=reference, subjects=subjects)
+    return lock_object(lock, ROLE_BINDING, roleRef=reference, subjects=subjects)
 
 
-def _lock_object(
-    lock: Lock, kind: Kind, labels: dict[str, str] | None = None, **fields: Any
+def lock_object(
+    lock: Lock, kind: Kind, labels: dict[str, str] | None = None, *, name: str = "", **fields: Any
 ) -> Object:
+    """One object that goes when the lock goes."""
     return {
         "apiVersion": kind.api_version,
         "kind": kind.name,
         "metadata": {
-            "name": names.lock_objects(lock.name),
+            "name": name or names.lock_objects(lock.name),
             "namespace": lock.namespace,
             "labels": {
                 "app.kubernetes.io/name": "leasekeeper",
