@@ -40,7 +40,7 @@ OURS = "benchmarks.workers.ours"
 HOLDER = HERE / "workers" / "holder.py"
 PEERS_PY = HERE / "workers" / "peers.py"
 
-LOCKS = ("bench/acquire", "bench/handover", "bench/takeover", "bench/memory")
+LOCKS = ("bench/acquire", "bench/handover", "bench/takeover", "bench/memory", "bench/sidecar")
 MANY = "bench/many"
 ONE, ALL = f"{MANY}-0", f"{MANY}*"
 SHARED_USER = "benchmark-shared"

@@ -38,15 +38,15 @@ def measure_fight(rig: Rig) -> list[Row]:
     """Ten tasks of one process that want nothing but the lock, again and again."""
     seconds = 3.0 if rig.quick else 6.0
     workers: dict[str, Worker] = {
-        "ours": _ours(rig),
+        "ours": our_worker(rig),
         "redsync": _redsync(rig),
-        "ours, shared": _ours(rig, shared_user="lock:bench/handover"),
+        "ours, shared": our_worker(rig, shared_user="lock:bench/handover"),
     }
     changes: dict[str, list[float]] = {name: [] for name in workers}
     shares: dict[str, Counter[int]] = {name: Counter() for name in workers}
     for _ in range(1 if rig.quick else 3):
         for name, worker in workers.items():
-            tenures = _contend(worker, tasks=10, processes=1, seconds=seconds, hold=0.0)
+            tenures = contend(worker, tasks=10, processes=1, seconds=seconds, hold=0.0)
             passed = sum(a.task != b.task for a, b in pairwise(tenures))
             changes[name].append(passed / seconds)
             shares[name].update(tenure.task for tenure in tenures)
@@ -67,11 +67,11 @@ def _gaps(rig: Rig, waiters: int) -> list[Row]:
     gaps: dict[str, list[float]] = {"ours": [], "etcd": [], "redsync": []}
     for turn in range(1 if rig.quick else 3):
         with rig.etcd() as etcd:
-            workers = {"ours": _ours(rig), "etcd": _etcd(rig, etcd)}
+            workers = {"ours": our_worker(rig), "etcd": _etcd(rig, etcd)}
             if turn == 0:
                 workers["redsync"] = _redsync(rig, rest=REST)
             for name, worker in workers.items():
-                tenures = _contend(
+                tenures = contend(
                     worker, tasks=waiters + 1, processes=PROCESSES, seconds=seconds, hold=HOLD
                 )
                 gaps[name] += [
@@ -88,7 +88,7 @@ def _gaps(rig: Rig, waiters: int) -> list[Row]:
     ]
 
 
-def _ours(rig: Rig, **more: str) -> Worker:
+def our_worker(rig: Rig, **more: str) -> Worker:
     return lambda **job: rig.ours("contend", "bench/handover", **job, **more)
 
 
@@ -101,7 +101,7 @@ def _etcd(rig: Rig, address: str) -> Worker:
     return lambda **job: command(program, {"addresses": [address], "lock": "/bench", **job})
 
 
-def _contend(
+def contend(
     worker: Worker, *, tasks: int, processes: int, seconds: float, hold: float
 ) -> list[Tenure]:
     """Tenures in the order in which they began, of all processes, once everybody waits."""

@@ -14,13 +14,12 @@ from leasekeeper.clock import Instant, SystemClock
 from leasekeeper.elector import State
 from leasekeeper.lease import ConfigurationError
 from leasekeeper_sidecar import config as configuration
-from leasekeeper_sidecar import health, http, pages
+from leasekeeper_sidecar import health, http, metrics, pages
 from leasekeeper_sidecar.candidacy import Candidacy
 from leasekeeper_sidecar.config import Config
 from leasekeeper_sidecar.host import Proc
 from leasekeeper_sidecar.leader_file import LeaderFile
 from leasekeeper_sidecar.log import Log
-from leasekeeper_sidecar.metrics import Page
 from leasekeeper_sidecar.resume import Occupied, occupy
 
 EXIT_FAILED, EXIT_USAGE = 1, 2
@@ -126,9 +125,9 @@ class Sidecar:
                 overdue=lambda: max(e.overdue(self.clock.now()) for e in electors),
                 ready=lambda: all(e.state is not State.STOPPED for e in electors),
                 patience=max(1.0, *(lock.timings.retry_period for lock in config.locks)),
-                page=Page(
-                    lambda: [candidacy.reading() for candidacy in candidacies],
-                    lambda: sum(server.refused for server in servers),
+                page=lambda: metrics.page(
+                    [candidacy.reading() for candidacy in candidacies],
+                    sum(server.refused for server in servers),
                 ),
             )
             serve(routes, "", config.http_port)

@@ -1,22 +1,19 @@
 """Counters, and the page for Prometheus.
 
-Counting is a few integers. prometheus-client costs five megabytes and sixty milliseconds, so it is
-imported by the first scrape and not before: a pod that nobody scrapes does not pay for it. Gauges
-are computed at the scrape from the deadline, so that no metric says "leading" after it is over.
+Counting is a few integers, and the format is a few lines of text. prometheus-client would cost
+every pod five megabytes for it (it brings an HTTP server and client, and e-mail); tests hold the
+page against its parser, and against the linter that promtool has. Gauges are computed at the scrape
+from the deadline, so that no metric says "leading" after it is over.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
 
 from leasekeeper.lease import Grant, Lost, Renewed
-
-if TYPE_CHECKING:
-    from prometheus_client.core import Metric
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -86,124 +83,103 @@ class Reading:
     """None: there is no health check."""
 
 
-Labels = Sequence[str]
-Samples = Iterable[tuple[Labels, float]]
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    labels: Mapping[str, str]
+    value: float
+    suffix: str = ""
 
 
-class _Collector:
-    def __init__(self, read: Callable[[], list[Reading]], refused: Callable[[], int]) -> None:
-        self._read = read
-        self._refused = refused
+@dataclass(frozen=True, slots=True)
+class _Family:
+    name: str
+    kind: str
+    help: str
+    samples: list[_Sample]
 
-    def collect(self) -> Iterator[Metric]:
-        locks = self._read()
-        yield from self._gauges(locks)
-        yield from self._counters(locks)
-        yield self._latencies(locks)
-        yield _counter("http_refused", "Connections cut for others.", (), [((), self._refused())])
-
-    def _gauges(self, locks: list[Reading]) -> Iterator[Metric]:
-        def gauge(name: str, help_: str, of: Callable[[Reading], float | None]) -> Metric:
-            found = (((lock.lock,), of(lock)) for lock in locks)
-            samples = [(labels, value) for labels, value in found if value is not None]
-            return _gauge(f"leasekeeper_{name}", help_, ("lock",), samples)
-
-        yield gauge("leading", "1 while this pod is before its deadline.", lambda r: r.leading)
-        yield gauge("token", "Fencing token of the tenure; 0: not leading.", lambda r: r.token)
-        yield gauge(
-            "deadline_seconds", "Until the deadline; 0: not leading.", lambda r: r.deadline_seconds
-        )
-        yield gauge("loop_age_seconds", "Since the loop last turned.", lambda r: r.loop_age_seconds)
-        yield gauge(
-            "quorum_margin",
-            "Nodes beyond the quorum that renewed lately; only while holding.",
-            lambda r: r.quorum_margin,
-        )
-        yield gauge(
-            "mirror_pending", "1 while the status waits to be written.", lambda r: r.mirror_pending
-        )
-        yield gauge("healthy", "1 while the app is well; only if it is asked.", lambda r: r.healthy)
-        known = [((lock.name,), float(lock.leading)) for lock in locks]
-        help_ = "The name that dashboards know: 1 while this pod leads."
-        yield _gauge("leader_election_master_status", help_, ("name",), known)
-
-    def _counters(self, locks: list[Reading]) -> Iterator[Metric]:
-        def by(key: str, name: str, help_: str, of: Callable[[Counters], dict[str, int]]) -> Metric:
-            samples = [
-                ((lock.lock, label), count)
-                for lock in locks
-                for label, count in of(lock.counters).items()
-            ]
-            return _counter(name, help_, ("lock", key), samples)
-
-        def plain(name: str, help_: str, of: Callable[[Counters], int]) -> Metric:
-            samples = [((lock.lock,), of(lock.counters)) for lock in locks]
-            return _counter(name, help_, ("lock",), samples)
-
-        def renewals(counters: Counters) -> dict[str, int]:
-            return {key: counters.renewals[key] for key in ("renewed", "unknown", "lost")}
-
-        yield plain("tenures", "Tenures that began here.", lambda c: c.tenures)
-        yield by("outcome", "renewals", "Renewals by outcome.", renewals)
-        yield by("outcome", "mirror_requests", "Status writes.", lambda c: dict(c.mirror))
-        yield by("outcome", "on_lost_calls", "Calls to the app.", lambda c: dict(c.loss_calls))
-        yield plain("write_failures", "Files not written.", lambda c: c.write_failures)
-
-    def _latencies(self, locks: list[Reading]) -> Metric:
-        from prometheus_client.core import HistogramMetricFamily
-
-        family = HistogramMetricFamily(
-            "leasekeeper_renewal_seconds",
-            "From the start of a renewal to a node's answer.",
-            labels=("lock", "node"),
-        )
-        for lock in locks:
-            for node, latency in lock.counters.nodes.items():
-                family.add_metric((lock.lock, node), latency.cumulated(), latency.total)
-        return family
+    def text(self) -> str:
+        lines = [f"# HELP {self.name} {self.help}", f"# TYPE {self.name} {self.kind}"]
+        for sample in self.samples:
+            # A value is escaped as the format wants it: a node's name comes from a file.
+            labels = ",".join(f'{key}="{_escaped(it)}"' for key, it in sample.labels.items())
+            lines.append(f"{self.name}{sample.suffix}{{{labels}}} {_number(sample.value)}")
+        return "\n".join(lines) + "\n"
 
 
-def _gauge(name: str, help_: str, labels: Labels, samples: Samples) -> Metric:
-    from prometheus_client.core import GaugeMetricFamily
-
-    family = GaugeMetricFamily(name, help_, labels=labels)
-    for values, value in samples:
-        family.add_metric(values, value)
-    return family
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
-def _counter(name: str, help_: str, labels: Labels, samples: Samples) -> Metric:
-    from prometheus_client.core import CounterMetricFamily
-
-    family = CounterMetricFamily(f"leasekeeper_{name}", help_, labels=labels)
-    for values, value in samples:
-        family.add_metric(values, value)
-    return family
+def _number(value: float) -> str:
+    """Whole numbers without an exponent: a token has 13 digits, and all of them matter."""
+    return str(int(value)) if value == int(value) else repr(float(value))
 
 
-class Page:
+def page(locks: list[Reading], refused: int) -> bytes:
     """The text of `/metrics`."""
+    families = [*_gauges(locks), *_counters(locks), _latencies(locks)]
+    help_ = "Connections that were cut to make room for others."
+    cut = _Family("leasekeeper_http_refused_total", "counter", help_, [_Sample({}, refused)])
+    return "".join(family.text() for family in [*families, cut]).encode()
 
-    def __init__(self, read: Callable[[], list[Reading]], refused: Callable[[], int]) -> None:
-        self._collector = _Collector(read, refused)
-        self._registry: Any = None
 
-    def prepare(self) -> None:
-        """The expensive import; may run in a thread, so that no renewal waits for it."""
-        import prometheus_client
-        import prometheus_client.core
+def _gauges(locks: list[Reading]) -> Iterator[_Family]:
+    def gauge(name: str, help_: str, of: Callable[[Reading], float | None]) -> _Family:
+        found = ((lock.lock, of(lock)) for lock in locks)
+        samples = [_Sample({"lock": lock}, value) for lock, value in found if value is not None]
+        return _Family(f"leasekeeper_{name}", "gauge", help_, samples)
 
-        if self._registry is None:
-            # auto_describe off, or registering would run a collection in whatever thread this is.
-            self._registry = prometheus_client.CollectorRegistry(auto_describe=False)
-            self._registry.register(self._collector)
+    yield gauge("leading", "1 while this pod is before its deadline.", lambda r: r.leading)
+    yield gauge("token", "Fencing token of the tenure; 0: not leading.", lambda r: r.token)
+    yield gauge(
+        "deadline_seconds", "Until the deadline; 0: not leading.", lambda r: r.deadline_seconds
+    )
+    yield gauge("loop_age_seconds", "Since the loop last turned.", lambda r: r.loop_age_seconds)
+    yield gauge(
+        "quorum_margin",
+        "Nodes beyond the quorum that renewed lately; only while holding.",
+        lambda r: r.quorum_margin,
+    )
+    yield gauge(
+        "mirror_pending", "1 while the status waits to be written.", lambda r: r.mirror_pending
+    )
+    yield gauge("healthy", "1 while the app is well; only if it is asked.", lambda r: r.healthy)
+    known = [_Sample({"name": lock.name}, lock.leading) for lock in locks]
+    help_ = "The name that dashboards know: 1 while this pod leads."
+    yield _Family("leader_election_master_status", "gauge", help_, known)
 
-    @property
-    def prepared(self) -> bool:
-        return self._registry is not None
 
-    def render(self) -> bytes:
-        from prometheus_client import generate_latest
+def _counters(locks: list[Reading]) -> Iterator[_Family]:
+    def by_outcome(name: str, help_: str, of: Callable[[Counters], dict[str, int]]) -> _Family:
+        samples = [
+            _Sample({"lock": lock.lock, "outcome": outcome}, count)
+            for lock in locks
+            for outcome, count in of(lock.counters).items()
+        ]
+        return _Family(f"leasekeeper_{name}_total", "counter", help_, samples)
 
-        text: bytes = generate_latest(self._registry)
-        return text
+    def plain(name: str, help_: str, of: Callable[[Counters], int]) -> _Family:
+        samples = [_Sample({"lock": lock.lock}, of(lock.counters)) for lock in locks]
+        return _Family(f"leasekeeper_{name}_total", "counter", help_, samples)
+
+    def renewals(counters: Counters) -> dict[str, int]:
+        return {key: counters.renewals[key] for key in ("renewed", "unknown", "lost")}
+
+    yield plain("tenures", "Tenures that began here.", lambda c: c.tenures)
+    yield by_outcome("renewals", "Renewals by outcome.", renewals)
+    yield by_outcome("mirror_requests", "Writes of the status.", lambda c: dict(c.mirror))
+    yield by_outcome("on_lost_calls", "Calls to the app on loss.", lambda c: dict(c.loss_calls))
+    yield plain("write_failures", "Files that were not written.", lambda c: c.write_failures)
+
+
+def _latencies(locks: list[Reading]) -> _Family:
+    samples: list[_Sample] = []
+    for lock in locks:
+        for node, latency in lock.counters.nodes.items():
+            labels = {"lock": lock.lock, "node": node}
+            buckets = latency.cumulated()
+            samples += [_Sample({**labels, "le": le}, count, "_bucket") for le, count in buckets]
+            samples.append(_Sample(labels, latency.total, "_sum"))
+            samples.append(_Sample(labels, buckets[-1][1], "_count"))
+    help_ = "From the start of a renewal to a node's answer."
+    return _Family("leasekeeper_renewal_seconds", "histogram", help_, samples)

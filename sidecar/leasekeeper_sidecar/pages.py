@@ -69,7 +69,7 @@ def pod_pages(
     overdue: Callable[[], float],
     ready: Callable[[], bool],
     patience: float,
-    page: metrics.Page,
+    page: Callable[[], bytes],
 ) -> dict[str, Route]:
     """For the kubelet and Prometheus. Nothing here depends on leadership: a standby is healthy and
     ready.
@@ -87,8 +87,6 @@ def pod_pages(
         return Answer(503, b"the client is not ready yet, or stops\n", "text/plain")
 
     async def metrics_() -> Answer:
-        if not page.prepared:
-            await asyncio.to_thread(page.prepare)
-        return Answer(200, page.render(), metrics.CONTENT_TYPE)
+        return Answer(200, page(), metrics.CONTENT_TYPE)
 
     return {"/healthz": healthz, "/readyz": readyz, "/metrics": metrics_}

@@ -176,10 +176,10 @@ def test_the_service_shuts_an_old_leader_out() -> None:
 def test_the_page_names_every_metric() -> None:
     page = PAGE.read_text()
     source = Path(metrics.__file__).read_text()
-    names = set(re.findall(r'(?:gauge|by|plain|_counter)\(\s*"(?:outcome", ")?([a-z_]+)"', source))
+    names = set(re.findall(r'(?:gauge|by_outcome|plain|_Family)\(\s*"([a-z_]+)"', source))
     assert len(names) > 10
     for name in names:
-        assert f"leasekeeper_{name}" in page or f"`{name}" in page, name
+        assert f"`leasekeeper_{name.removeprefix('leasekeeper_')}" in page or name in page, name
 
 
 def test_the_page_names_every_field_of_the_file() -> None:

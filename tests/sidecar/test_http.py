@@ -13,12 +13,12 @@ from pathlib import Path
 
 import h11
 import pytest
-from leasekeeper_sidecar import http, pages
+from leasekeeper_sidecar import http, metrics, pages
 from leasekeeper_sidecar.host import Proc
 from leasekeeper_sidecar.leader_file import LeaderFile
 from leasekeeper_sidecar.leadership import Leadership
 from leasekeeper_sidecar.log import Log
-from leasekeeper_sidecar.metrics import Counters, Page, Reading
+from leasekeeper_sidecar.metrics import Counters, Reading
 from leasekeeper_sidecar.resume import ResumeState
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -61,7 +61,7 @@ class Site:
             overdue=lambda: self.overdue,
             ready=lambda: self.ready,
             patience=2.0,
-            page=Page(lambda: [self.reading()], lambda: self.server.refused),
+            page=lambda: metrics.page([self.reading()], self.server.refused),
         )
         self.server = http.Server(routes, budget=http.Budget(), connections=8, streams=2)
         self.port = 0
@@ -139,7 +139,7 @@ async def test_the_answer_becomes_no_at_the_deadline_though_nobody_says_so(site:
     assert (await site.ask("GET /leader")).status == 200
     await asyncio.sleep(2.3)
     assert (await site.ask("GET /leader")).status == 503
-    assert b'leasekeeper_leading{lock="shop/orders"} 0.0' in (await site.ask("GET /metrics")).body
+    assert b'leasekeeper_leading{lock="shop/orders"} 0\n' in (await site.ask("GET /metrics")).body
 
 
 async def test_health_is_the_loop_and_readiness_never_leadership(site: Site) -> None:
@@ -364,7 +364,6 @@ async def test_a_crowd_of_hostile_clients_cannot_hold_up_a_renewal(
     one turn do: an answer and a new connection, whatever they send. The control: without its
     bounds the same server does many times as much in one turn, and takes as much longer.
     """
-    await site.ask("GET /metrics")  # the first one imports the library
     bounded = Turns(site, http.Budget())
     await bounded.under_a_crowd(3)
     monkeypatch.setattr(http, "_ACCEPT_EVERY", 0)

@@ -88,9 +88,9 @@ def test_each_lock_has_a_file_a_page_and_metrics_of_its_own(locks: Locks) -> Non
     status, text = get(pod.local_port, "/leader")
     assert (status, f"/locks/{orders}/leader" in text) == (404, True)
     page = get(pod.http_port, "/metrics")[1].splitlines()
-    assert f'leasekeeper_leading{{lock="test/{orders}"}} 1.0' in page
-    assert f'leasekeeper_leading{{lock="test/{stock}"}} 0.0' in page
-    assert f'leader_election_master_status{{name="{orders}"}} 1.0' in page
+    assert f'leasekeeper_leading{{lock="test/{orders}"}} 1' in page
+    assert f'leasekeeper_leading{{lock="test/{stock}"}} 0' in page
+    assert f'leader_election_master_status{{name="{orders}"}} 1' in page
 
     token = str(locks.verdict(pod, 0).token)
     assert program(pod, "is-leader", "--lock", orders, "--token").stdout.strip() == token
