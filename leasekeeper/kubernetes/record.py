@@ -5,6 +5,12 @@ holder is still there is decided by "this record has stood unchanged for so long
 holder counts from *before* it wrote a record, everybody else from *after* they read it, for the
 whole duration that stands in it; so the holder's end comes first. client-go does the same.
 
+**A new Lease rests.** One that nobody has held yet may stand in the place of one that was deleted
+under its holder, who leads until its next renewal finds that out. So it is taken only when it has
+stood for a whole lease. Whoever makes a Lease, and knows that there was none, says so with the
+annotation `leasekeeper.dev/fresh: "true"`: then nobody waits. (client-go takes it at once, and has
+two leaders then.)
+
 **Token.** The token of a tenure is the `resourceVersion` that its winning write replaced, or the
 token in the annotation `leasekeeper.dev/token` plus one, whichever is larger. Why that rises:
 
@@ -39,6 +45,7 @@ from leasekeeper.redlock import requests
 
 TOKEN = "leasekeeper.dev/token"
 REQUEST = "leasekeeper.dev/request"
+FRESH = "leasekeeper.dev/fresh"
 LARGEST_TOKEN = 2**53 - 1  # beyond it, a JSON number is not exact for every reader
 
 
@@ -57,6 +64,8 @@ class Lease:
     transitions: int
     token: int
     request: Request | None
+    new: bool
+    """Nobody has held it, as far as it says, and nobody vouches for that."""
 
     @classmethod
     def parse(cls, obj: Object) -> Lease:
@@ -67,16 +76,18 @@ class Lease:
             raise Failed(f"the resourceVersion {version!r} is not a number: no token can be had")
         annotations = _dict(metadata.get("annotations"))
         token = str(annotations.get(TOKEN, ""))
+        times = (str(spec.get("acquireTime") or ""), str(spec.get("renewTime") or ""))
         return cls(
             object=obj,
             uid=str(metadata.get("uid", "")),
             version=int(version),
             holder=str(spec.get("holderIdentity") or ""),
             duration=float(spec.get("leaseDurationSeconds") or 0),
-            times=(str(spec.get("acquireTime") or ""), str(spec.get("renewTime") or "")),
+            times=times,
             transitions=int(spec.get("leaseTransitions") or 0),
             token=int(token) if _decimal(token) and int(token) <= LARGEST_TOKEN else 0,
             request=requests.parse(str(annotations.get(REQUEST, ""))),
+            new=not any(times) and not token and annotations.get(FRESH) != "true",
         )
 
     def unchanged(self, earlier: Lease) -> bool:
@@ -102,17 +113,18 @@ def see(before: Sighting | None, lease: Lease, now: Instant) -> Sighting:
     return Sighting(lease, now)
 
 
-def free_in(seen: Sighting, candidate: str, ttl: float, now: Instant) -> float:
-    """Seconds until the lock may be taken; 0 or less: now.
+def free_in(seen: Sighting, candidate: str | None, ttl: float, now: Instant) -> float:
+    """Seconds until the lock may be taken by this candidate, or by anybody; 0 or less: now.
 
     An older attempt of our own (the nonce in the id is this process's) blocks nobody: known bug 13.
     """
     lease = seen.lease
-    if not lease.holder or lease.holder.rpartition("/")[0] == candidate:
+    if lease.holder.rpartition("/")[0] == candidate or not (lease.holder or lease.new):
         return 0.0
+    duration = (lease.duration if lease.holder else 0) or ttl
     # The smaller of the two clocks' differences: whoever waits must err towards "not yet".
     waited = min(now.boot - seen.since.boot, now.raw - seen.since.raw)
-    return (lease.duration or ttl) - waited
+    return duration - waited
 
 
 def next_token(lease: Lease) -> int:

@@ -129,6 +129,8 @@ class KubernetesStore:
             lease = lease or await self._read_or_make(budget)
             seen = self._see(lease)
             wait = free_in(seen, self._candidate.id, self._timings.ttl, self._clock.now())
+            if wait > 0 and not lease.holder:
+                return Unavailable({SERVER: "the Lease is new, and rests"}, retry_in=wait)
             if wait > 0:
                 return Held(by=_candidate_of(lease.holder), free_in=wait)
             if lease.request is not None and lease.request.kind == requests.PAUSE:
@@ -266,7 +268,7 @@ class KubernetesStore:
             return Observation(holder=None, token=0, left=0.0, nodes=_causes(wrong))
         if lease is None:
             return Observation(holder=None, token=0, left=0.0, nodes={SERVER: "no such Lease"})
-        left = free_in(self._see(lease), "", self._timings.ttl, self._clock.now())
+        left = free_in(self._see(lease), None, self._timings.ttl, self._clock.now())
         said = f"held by {lease.holder}" if lease.holder else "free"
         return Observation(
             holder=lease.holder or None,

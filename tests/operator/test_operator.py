@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import yaml
+from kube_lease import fresh_lease
 from servers import free_port
 
 from tests.operator.conftest import REPOSITORY, Cluster, Refusal, eventually
@@ -59,6 +60,7 @@ class Operator:
         place = {"metadata": {"name": "election", "namespace": self.namespace}}
         own = yaml.safe_load(election)["namespaced"]
         self.cluster.apply({**role, "kind": "Role", **place, "rules": own})
+        self.cluster.apply(fresh_lease(self.namespace, "leasekeeper-operator"))
         bind = ("create", "rolebinding", "election", "--role=election")
         self.cluster.run("-n", self.namespace, *bind, f"--group={subject['name']}")
         self.cluster.apply(

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from kube_lease import administrator, control_plane
+from kube_lease import administrator, control_plane, fresh_lease
 
 from leasekeeper.clock import SystemClock
 from leasekeeper.elector import Elector
@@ -57,10 +57,11 @@ class Lock:
             clock=CLOCK,
         )
 
-    def kubectl(self, *arguments: str) -> str:
-        command = [str(self.plane.kubectl), "--kubeconfig", str(self.plane.kubeconfig)]
-        done = subprocess.run([*command, *arguments], check=True, capture_output=True, timeout=60)
-        return done.stdout.decode()
+    def kubectl(self, *arguments: str, given: str | None = None) -> str:
+        command = [str(self.plane.kubectl), "--kubeconfig", str(self.plane.kubeconfig), *arguments]
+        return subprocess.run(
+            command, check=True, input=given, capture_output=True, text=True, timeout=60
+        ).stdout
 
     def object(self) -> Any:
         return json.loads(self.kubectl("get", "lease", self.name, "-o=json"))
@@ -74,7 +75,9 @@ def plane() -> Iterator[ControlPlane]:
 
 @pytest.fixture
 def lock(plane: ControlPlane) -> Lock:
-    return Lock(plane)
+    lock = Lock(plane)
+    lock.kubectl("create", "-f-", given=json.dumps(fresh_lease("default", lock.name)))
+    return lock
 
 
 async def won(store: KubernetesStore) -> Grant:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from databases import MariaDb, PostgreSql, ZooKeeper
 from ensemble import Ensemble
 from kazoo.client import KazooClient
-from kube_lease import control_plane
+from kube_lease import control_plane, fresh_lease
 from tcp_proxy import TcpProxy
 
 from leasekeeper.lease import Timings
@@ -226,12 +226,15 @@ class KubernetesBackend(Proxied):
         self._kubectl("create", "namespace", "shop")
         super().__init__(stack, int(self._plane.server.rpartition(":")[2]))
 
-    def _kubectl(self, *words: str) -> None:
+    def _kubectl(self, *words: str, given: str | None = None) -> None:
         command = (str(self._plane.kubectl), "--kubeconfig", str(self._plane.kubeconfig))
-        done = subprocess.run([*command, *words], capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            [*command, *words], input=given, capture_output=True, text=True, timeout=60
+        )
         assert done.returncode == 0, done.stderr
 
     def settings(self, lock: str) -> Json:
+        self._kubectl("create", "-f-", given=json.dumps(fresh_lease(*lock.split("/"))))
         keys = str(self._plane.directory / "pki")
         return {"store": "kubernetes", "kubernetes": {"keys": keys, "port": self.port}}
 

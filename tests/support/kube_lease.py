@@ -17,6 +17,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from leasekeeper.clock import Clock
 from leasekeeper.kubernetes.api import ApiServer, Credentials, Failed, Object, Reply
+from leasekeeper.kubernetes.record import FRESH, made
 from leasekeeper.kubernetes.store import KubernetesStore
 from leasekeeper.lease import Candidate, LeaseStore, Timings
 
@@ -32,6 +33,13 @@ def control_plane() -> Iterator[ControlPlane]:
 
     with TemporaryDirectory(prefix="plane-") as folder, ControlPlane(folder) as plane:
         yield plane
+
+
+def fresh_lease(namespace: str, name: str) -> Object:
+    """As somebody makes it who knows that there was none before: it need not rest."""
+    lease = made(namespace, name)
+    lease["metadata"]["annotations"] = {FRESH: "true"}
+    return lease
 
 
 def administrator(plane: ControlPlane) -> ApiServer:
