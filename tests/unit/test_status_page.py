@@ -13,7 +13,8 @@ from servers import free_port
 from leasekeeper.redlock import status_page
 from leasekeeper.redlock.status_page import PATIENCE, ROOM, Status
 
-QUICK = PATIENCE / 2  # a probe that takes longer has waited for somebody else
+LONG = 40.0  # the page's patience in most of these tests: they must not pass by its running out
+QUICK = LONG / 2  # a probe that takes longer has waited for somebody else
 
 
 @pytest.fixture
@@ -22,7 +23,8 @@ def status() -> Status:
 
 
 @pytest.fixture
-def address(status: Status) -> Iterator[tuple[str, int]]:
+def address(status: Status, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, int]]:
+    monkeypatch.setattr(status_page, "PATIENCE", LONG)
     address = ("127.0.0.1", free_port())
     end = status_page.serve(address, status)
     yield address
@@ -38,10 +40,8 @@ def probe(address: tuple[str, int], patience: float = QUICK, request: str = "GET
 
 def read(client: socket.socket) -> str:
     """Until the page closes the connection."""
-    text = b""
-    while data := client.recv(4096):
-        text += data
-    return text.decode()
+    with client.makefile("rb") as page:
+        return page.read().decode()
 
 
 def visitors(
@@ -60,7 +60,10 @@ def test_a_visitor_who_speaks_byte_by_byte_delays_nobody(address: tuple[str, int
             assert "200 OK" in probe(address)
 
 
-def test_a_visitor_has_one_deadline_however_often_it_speaks(address: tuple[str, int]) -> None:
+def test_a_visitor_has_one_deadline_however_often_it_speaks(
+    address: tuple[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(status_page, "PATIENCE", PATIENCE)
     with socket.create_connection(address, timeout=0.2 * PATIENCE) as slow:
         began = time.monotonic()
         with contextlib.suppress(ConnectionError):
@@ -69,7 +72,7 @@ def test_a_visitor_has_one_deadline_however_often_it_speaks(address: tuple[str, 
                 with contextlib.suppress(TimeoutError):
                     if not slow.recv(1):
                         break
-        assert 0.9 * PATIENCE < time.monotonic() - began < 5 * PATIENCE
+        assert 0.9 * PATIENCE < time.monotonic() - began < 10 * PATIENCE
 
 
 def test_a_crowd_that_says_nothing_delays_nobody(address: tuple[str, int]) -> None:
@@ -97,7 +100,7 @@ def test_an_answer_that_does_not_fit_is_sent_in_parts(
     address: tuple[str, int], status: Status
 ) -> None:
     status.update(why="x" * 8_000_000)
-    assert probe(address, 10, "GET /status").endswith("}\n")
+    assert probe(address, request="GET /status").endswith("}\n")
 
 
 def test_the_head_of_an_answer_and_unknown_requests(address: tuple[str, int]) -> None:
