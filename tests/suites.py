@@ -5,9 +5,9 @@
 
 Used by `make test`, and so by CI. Installs what the suites need and this machine lacks.
 
-Two lanes run side by side, because most suites wait (for leases, servers, pods) and two compute.
-Those that compute are `nice`: they take what the others leave. What a suite prints is shown in one
-piece when it ends, and of a suite that runs alone, as it comes.
+Three lanes run side by side: suites that compute, those that wait for leases and servers, and those
+that wait for Kubernetes. Those that compute are `nice`: they take what the others leave. What a
+suite prints is shown in one piece when it ends, and of a suite that runs alone, as it comes.
 """
 
 from __future__ import annotations
@@ -28,21 +28,22 @@ ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
 
 
+COMPUTES, SERVERS, KUBERNETES = "computes", "servers", "kubernetes"
+
+
 @dataclass(frozen=True)
 class Suite:
     name: str
+    lane: str
     commands: Sequence[Sequence[str]]
-    computes: bool = False
-    """It keeps a core busy, and its result does not depend on time."""
 
 
-def _pytest(name: str, *, computes: bool = False) -> Suite:
-    command = [str(BIN / "pytest"), "-q", "--durations=5", f"tests/{name}"]
-    return Suite(name, [command], computes)
+def _pytest(name: str, lane: str) -> Suite:
+    return Suite(name, lane, [[str(BIN / "pytest"), "-q", "--durations=5", f"tests/{name}"]])
 
 
 def _kube(name: str, verb: str) -> Suite:
-    return Suite(name, [[sys.executable, "tests/cluster/kube/cluster.py", verb]])
+    return Suite(name, KUBERNETES, [[sys.executable, "tests/cluster/kube/cluster.py", verb]])
 
 
 LINT = (
@@ -52,20 +53,20 @@ LINT = (
     [str(BIN / "lint-imports")],
 )
 
-SUITES = (  # from fast to real
-    Suite("lint", LINT, computes=True),
-    _pytest("unit", computes=True),
-    Suite("spec", [[sys.executable, "spec/run.py"]], computes=True),
-    _pytest("simulation", computes=True),
-    _pytest("redis"),
-    _pytest("stores"),
-    _pytest("sidecar"),
-    _pytest("faults"),
+SUITES = (  # of each lane, from fast to real
+    Suite("lint", COMPUTES, LINT),
+    _pytest("unit", COMPUTES),
+    Suite("spec", COMPUTES, [[sys.executable, "spec/run.py"]]),
+    _pytest("simulation", COMPUTES),
+    _pytest("redis", SERVERS),
+    _pytest("sidecar", SERVERS),
+    _pytest("faults", SERVERS),
+    _pytest("stores", SERVERS),
     _kube("cluster-build", "build"),
-    _pytest("operator"),
-    _pytest("chart"),
+    _pytest("operator", KUBERNETES),
+    _pytest("chart", KUBERNETES),
     _kube("images", "images"),
-    _pytest("cluster"),
+    _pytest("cluster", KUBERNETES),
 )
 
 NICE = 10  # a tenth of the weight of those who wait
@@ -110,7 +111,7 @@ def install_missing() -> None:
 
 
 class Runner:
-    """Both lanes. Their children are waited for, also after Ctrl-C, which reaches them as well:
+    """All lanes. Their children are waited for, also after Ctrl-C, which reaches them as well:
     killed in the middle of cleaning up, they would leave servers behind.
     """
 
@@ -124,8 +125,8 @@ class Runner:
             self._lane(suites, None)
             return
         print("running: " + " ".join(suite.name for suite in suites), flush=True)
-        lanes = ([s for s in suites if s.computes], [s for s in suites if not s.computes])
-        threads = [threading.Thread(target=self._buffered, args=(lane,)) for lane in lanes if lane]
+        lanes = [[s for s in suites if s.lane == lane] for lane in (COMPUTES, SERVERS, KUBERNETES)]
+        threads = [threading.Thread(target=self._buffered, args=(lane,)) for lane in lanes]
         for thread in threads:
             thread.start()
         try:
@@ -155,7 +156,7 @@ class Runner:
 
 def _outcome(suite: Suite, output: IO[bytes] | None) -> Outcome:
     began = time.monotonic()
-    nice = ["nice", "-n", str(NICE)] if suite.computes and output is not None else []
+    nice = ["nice", "-n", str(NICE)] if suite.lane == COMPUTES and output is not None else []
     passed = all(_finished([*nice, *command], output) == 0 for command in suite.commands)
     return Outcome(suite, time.monotonic() - began, passed)
 
