@@ -84,14 +84,14 @@ class Memory:
         if look.exists and look.token < self.token:
             return (
                 f"the token went back from {self.token} to {look.token}: the database was restored"
-                " or failed over without its last writes, and tokens would repeat; set the row's"
+                " or failed over without its last writes, and tokens would repeat; set the lock's"
                 f" token to {self.token} or more when no old leader is left"
             )
         if not look.exists and (left := self.lease_left(now)) > 0:
             holder = self._lease[0] if self._lease else ""
             return (
-                f"the row is gone, but {holder} has a lease for another {left:.1f} s: it was"
-                " deleted, or the database was restored; waiting for that lease to end"
+                f"the lock's record is gone, but {holder} has a lease for another {left:.1f} s: it"
+                " was deleted, or the server lost its memory; waiting for that lease to end"
             )
         return ""
 

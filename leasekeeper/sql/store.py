@@ -182,10 +182,10 @@ class SqlStore:
         if wrong:
             return Lost(wrong)
         if not look.exists:
-            return Lost("the row of the lock is gone: somebody deleted it")
+            return Lost("the lock's record is gone: deleted, or the server lost its memory")
         if (look.holder, look.token) == (grant.id, grant.token):
-            return Unknown({self._name: "the row is ours, and was not extended"})
-        return Lost(f"the row belongs to {look.holder or 'nobody'}, with token {look.token}")
+            return Unknown({self._name: "it is ours, and was not extended"})
+        return Lost(f"it belongs to {look.holder or 'nobody'}, with token {look.token}")
 
     async def release(self, grant: Grant) -> ReleaseOutcome:
         work = self._run_errand(self._release(grant))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from leasekeeper.clock import Clock
 from leasekeeper.lease import Candidate, ConfigurationError, LeaseStore, Timings
@@ -212,6 +212,25 @@ def _sqlite(at: Reader, timings: Timings | None) -> SqlSettings | None:
     return SqlSettings(lambda: Sqlite(file=file, table=table, patience=patience), "sqlite")
 
 
+def _redis(at: Reader, timings: Timings | None) -> SqlSettings | None:
+    from leasekeeper.single_redis.server import SingleRedis
+
+    before = len(at.problems.found)
+    at.only("redis", "host", "port", "username", "password", "key", "tls")
+    told: dict[str, Any] = {
+        "host": at.text("redis.host"),
+        "port": at.port("redis.port", 6379),
+        "tls": read_tls(at, "redis.tls"),
+    }
+    for key in ("username", "password", "key"):
+        if at.value(f"redis.{key}") is not None:
+            told[key] = at.text(f"redis.{key}")
+    if len(at.problems.found) > before or timings is None:
+        return None
+    patience = timings.retry_period
+    return SqlSettings(lambda: SingleRedis(**told, patience=patience), "redis")
+
+
 @dataclass(frozen=True, slots=True)
 class ZooKeeperSettings:
     hosts: str
@@ -307,4 +326,5 @@ STORES: dict[str, Read] = {
     "mysql": _mysql,
     "sqlite": _sqlite,
     "zookeeper": _zookeeper,
+    "redis": _redis,
 }

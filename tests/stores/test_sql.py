@@ -99,7 +99,7 @@ async def test_a_lease_whose_row_is_deleted_is_waited_for(lock: Lock, backend: A
     grant = await won(first)
     assert isinstance(await second.acquire(), Held)
     backend.delete(lock.name)
-    assert "the row is gone" in await why(second)
+    assert "the lock's record is gone" in await why(second)
     assert (await won(second)).token > grant.token
     assert grant.deadline.passed(CLOCK.now())
 

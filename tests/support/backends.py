@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from databases import MariaDb, PostgreSql, ZooKeeper
+from databases import MariaDb, PostgreSql, Redis, ZooKeeper
 from ensemble import Ensemble
 from kazoo.client import KazooClient
 from kube_lease import control_plane, fresh_lease
@@ -198,6 +198,34 @@ class SqliteBackend:
         self.sql(f"DELETE FROM {TABLE} WHERE resource = '{lock}'")
 
 
+class RedisBackend(Proxied):
+    def __init__(self, stack: ExitStack) -> None:
+        self.server = stack.enter_context(Redis())
+        self.password = secrets.token_hex(8)
+        self._make_user()
+        super().__init__(stack, self.server.port)
+
+    def _make_user(self) -> None:
+        commands = "get set del pttl pexpire hget hmget hset time publish subscribe unsubscribe"
+        rules = [f"+{command}" for command in ("eval", "hello", *commands.split())]
+        with self.server.client() as client:
+            keys = ("~leasekeeper:*", "&leasekeeper:*")
+            words = ("reset", "on", f">{self.password}", *keys, *rules)
+            client.execute_command("ACL", "SETUSER", "app", *words)
+
+    def settings(self, lock: str) -> Json:
+        told = {"host": "127.0.0.1", "port": self.port}
+        return {"store": "redis", "redis": told | {"username": "app", "password": self.password}}
+
+    def restart(self) -> None:
+        self.server.restart()
+        self._make_user()
+
+    def delete(self, lock: str) -> None:
+        with self.server.client() as client:
+            client.delete(f"leasekeeper:{lock}", f"leasekeeper:{lock}:token")
+
+
 class ZooKeeperBackend(Proxied):
     def __init__(self, stack: ExitStack) -> None:
         self.server = stack.enter_context(ZooKeeper())
@@ -246,7 +274,7 @@ class KubernetesBackend(Proxied):
         self._kubectl("delete", "lease", "--namespace", namespace, name)
 
 
-STORES = ("redlock", "kubernetes", "postgresql", "mysql", "sqlite", "zookeeper")
+STORES = ("redlock", "kubernetes", "postgresql", "mysql", "sqlite", "zookeeper", "redis")
 
 
 @contextmanager
@@ -258,6 +286,7 @@ def started(name: str, folder: Path) -> Iterator[Backend]:
             "postgresql": lambda: PostgreSqlBackend(stack),
             "mysql": lambda: MySqlBackend(stack),
             "zookeeper": lambda: ZooKeeperBackend(stack),
+            "redis": lambda: RedisBackend(stack),
             "sqlite": lambda: SqliteBackend(stack, folder),
         }
         yield made[name]()

@@ -20,7 +20,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import redis
 from servers import Process, free_port, wait_until
+
+from leasekeeper.demo.wall_clock import WallClock, build_shim
 
 NOBODY = 65534
 PATIENCE = 60.0
@@ -50,6 +53,8 @@ class Daemon(Process):
             for path in (self.home, self.data):
                 os.chown(path, NOBODY, NOBODY)
         self.port = free_port()
+        self.wall = WallClock(self.home / "wall-clock", build_shim(self.home))
+        """Its wall clock; a test may set it, by so many seconds from the real one."""
         super().__init__(self.home / "server.log")
 
     def command(self) -> list[str]:
@@ -61,7 +66,7 @@ class Daemon(Process):
 
     def launch(self) -> None:
         """Starts it, and does not wait."""
-        self.spawn(unprivileged(self.command()))
+        self.spawn(unprivileged(self.command()), **self.wall.environment)
 
     def start(self) -> Self:
         self.launch()
@@ -214,6 +219,21 @@ class MariaDb(Daemon):
                     cursor.execute(statement)
                     rows = list(cursor.fetchall())
             return rows
+
+
+class Redis(Daemon):
+    """One server that keeps nothing on the disk: a restart loses everything."""
+
+    def __init__(self) -> None:
+        super().__init__("Redis")
+        self.password = secrets.token_hex(8)
+
+    def command(self) -> list[str]:
+        where = ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.data)]
+        return ["redis-server", *where, "--save", "", "--requirepass", self.password]
+
+    def client(self) -> redis.Redis:
+        return redis.Redis(port=self.port, password=self.password, decode_responses=True)
 
 
 class ZooKeeper(Daemon):

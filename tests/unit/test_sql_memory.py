@@ -76,7 +76,7 @@ def test_a_token_that_went_back_is_refused_until_it_is_mended() -> None:
 def test_a_row_that_is_gone_under_a_lease_is_waited_for() -> None:
     seen = memory()
     seen.saw(row(0, left=5.0), at(0), at(0.1))
-    assert "the row is gone, but a/1" in seen.saw(Look(DAY + 1), at(1), at(1.1))
+    assert "the lock's record is gone, but a/1" in seen.saw(Look(DAY + 1), at(1), at(1.1))
     assert not seen.saw(Look(DAY + 5.2), at(5.2), at(5.3))
 
 

@@ -1,0 +1,1 @@
+"""The lease in one Redis or Valkey server."""

@@ -1,0 +1,2 @@
+-- Changes nothing.
+return look('0')
