@@ -117,6 +117,9 @@ async def client_configuration(kubeconfig: str | None = None) -> Any:
 class Api:
     """Talks to the API server as the operator."""
 
+    served: tuple[str, ...] = ()
+    """The only namespaces that we have rights in; none: the whole cluster."""
+
     def __init__(self, client: Any) -> None:
         self._client = client
 
@@ -142,11 +145,16 @@ class Api:
     async def find(
         self, kind: Kind, namespace: str | None = None, labels: str = ""
     ) -> list[Object]:
-        """From a cache of the API server (resourceVersion 0 is not asked for: it may be stale)."""
+        """In one namespace, or in all that are served.
+
+        From a cache of the API server (resourceVersion 0 is not asked for: it may be stale).
+        """
         query = {"labelSelector": labels} if labels else {}
-        answer = await self._request("GET", kind.path(namespace), query)
+        places = [namespace] if namespace is not None else self.served or [None]
+        answers = [await self._request("GET", kind.path(place), query) for place in places]
         # The items of a list do not say what they are.
-        return [{"apiVersion": kind.api_version, "kind": kind.name, **i} for i in answer["items"]]
+        what = {"apiVersion": kind.api_version, "kind": kind.name}
+        return [{**what, **item} for answer in answers for item in answer["items"]]
 
     async def create(self, obj: Object) -> Object:
         """Conflict, if there is one already."""

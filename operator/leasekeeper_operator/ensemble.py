@@ -158,6 +158,14 @@ class EnsembleReconciler:
         fresh = now - state.seen[1] < WAIT_SECONDS
         return LOOK_SECONDS_UNTIL_OPEN if waiting and fresh else LOOK_SECONDS
 
+    def nodes_open(self) -> dict[Key, tuple[int, int]]:
+        """Of each ensemble: open at the last look, and declared."""
+        return {
+            key: (len(state.opened), len(state.nodes.membership.nodes))
+            for key, state in self._states.items()
+            if state.opened is not None and state.nodes is not None
+        }
+
     async def close(self) -> None:
         for key in list(self._states):
             await self._drop(key)

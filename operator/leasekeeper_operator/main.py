@@ -8,7 +8,7 @@ import contextlib
 import logging
 import os
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from typing import Any, cast
 
@@ -22,6 +22,7 @@ from leasekeeper_operator.apply import Applier
 from leasekeeper_operator.election import Deadman, Election, LeaderApi
 from leasekeeper_operator.ensemble import EnsembleReconciler
 from leasekeeper_operator.lock import LockReconciler
+from leasekeeper_operator.metrics import Metrics
 from leasekeeper_operator.model import Key
 from leasekeeper_operator.queue import Queue
 from leasekeeper_operator.settings import Settings
@@ -36,6 +37,8 @@ ask more of the API server at a start with many locks."""
 
 CLOSE_SECONDS = 3.0
 """For kopf to end. It has nothing to save, and the Lease was given back before."""
+
+Pages = Mapping[str, Callable[[web.Request], Awaitable[web.Response]]]
 
 
 class Health:
@@ -67,25 +70,35 @@ class Health:
             return web.Response(text="ok\n")
         return web.Response(text="the election stands still\n", status=503)
 
-    @contextlib.asynccontextmanager
-    async def serve(self, port: int) -> AsyncIterator[None]:
-        app = web.Application()
-        app.router.add_get("/healthz", self._healthz)
-        app.router.add_get("/readyz", self._readyz)
-        runner = web.AppRunner(app, access_log=None)
-        await runner.setup()
-        try:
-            await web.TCPSite(runner, port=port).start()
-            yield
-        finally:
-            await runner.cleanup()
+    @property
+    def pages(self) -> Pages:
+        return {"/healthz": self._healthz, "/readyz": self._readyz}
+
+
+@contextlib.asynccontextmanager
+async def serve(port: int, pages: Pages) -> AsyncIterator[None]:
+    app = web.Application()
+    for path, page in pages.items():
+        app.router.add_get(path, page)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, port=port).start()
+        yield
+    finally:
+        await runner.cleanup()
 
 
 class Operator:
     """Everything between the API server and the nodes, in the elected replica."""
 
     def __init__(
-        self, api: Api, settings: Settings, ensembles: EnsembleReconciler, queue: Queue
+        self,
+        api: Api,
+        settings: Settings,
+        ensembles: EnsembleReconciler,
+        queue: Queue,
+        leads: Callable[[], bool],
     ) -> None:
         self._settings = settings
         self._queue = queue
@@ -96,6 +109,12 @@ class Operator:
         self._stopped = asyncio.Event()
         self._stopped.set()
         self.watching = asyncio.Event()
+        self.metrics = Metrics(
+            leads=leads,
+            waiting=lambda: queue.depth,
+            failing=lambda: queue.failing,
+            nodes=ensembles.nodes_open,
+        )
 
     async def reconcile(self, key: Key) -> float | None:
         if key.kind == ENSEMBLE.name:
@@ -106,13 +125,14 @@ class Operator:
         """Until `close`. `listen` is called when kopf has taken the signals for itself."""
         self._stopped.clear()
         # Before kopf: it takes every task that is made after its start for one of its own.
-        self._workers = self._queue.start(self.reconcile, WORKERS)
+        self._workers = self._queue.start(self.metrics.counted(self.reconcile), WORKERS)
         before = asyncio.all_tasks()
         tasks = await kopf.spawn_tasks(
             registry=Watches(self._queue, self._ensembles).registry(),
             settings=watch_settings(),
             standalone=True,
-            clusterwide=True,
+            clusterwide=not self._settings.served,
+            namespaces=self._settings.served,
             # Given, because kopf would else ask for the user's name, and a container whose uid
             # has no line in /etc/passwd has none.
             identity=cast(Any, "leasekeeper"),
@@ -148,14 +168,17 @@ async def run(settings: Settings, deadman: Deadman | None = None) -> None:
             settings.namespace, settings.election_lease, settings.election_lease_seconds, deadman
         )
         leader_api = await LeaderApi.behind(election.gate)
+        api.served = leader_api.served = settings.served
         stack.push_async_callback(leader_api.close)
         queue = Queue()
         ensembles = EnsembleReconciler(leader_api, Applier(leader_api), settings, queue)
-        operator = Operator(leader_api, settings, ensembles, queue)
+        operator = Operator(leader_api, settings, ensembles, queue, leads=lambda: election.leads)
         stack.push_async_callback(operator.close)
         webhook = Webhook(api, settings) if settings.webhook_service else None
         health = Health(election, operator.watching, webhook)
-        await stack.enter_async_context(health.serve(settings.http_port))
+        await stack.enter_async_context(serve(settings.http_port, health.pages))
+        numbers = {"/metrics": operator.metrics.page}
+        await stack.enter_async_context(serve(settings.metrics_port, numbers))
         if webhook is not None:
             await stack.enter_async_context(webhook.serve())
             keeper = asyncio.create_task(webhook.keep_certificates(), name="certificates")
@@ -210,6 +233,7 @@ All settings are environment variables:
   LEASEKEEPER_SIDECAR_IMAGE          image of sidecars and node agents (must be set)
   LEASEKEEPER_SIDECAR_PULL_POLICY    their imagePullPolicy (Kubernetes' own rule)
   LEASEKEEPER_SIDECAR_RESOURCES      `resources` of injected sidecars, as JSON
+  LEASEKEEPER_WATCH_NAMESPACES       namespaces that are served beside the own, with commas (all)
   LEASEKEEPER_DEFAULT_ENSEMBLE       LockEnsemble, in the own namespace, of locks without
                                      spec.ensembleRef (default)
   LEASEKEEPER_WEBHOOK_SERVICE        Service, in the own namespace, in front of the webhook
@@ -220,6 +244,7 @@ All settings are environment variables:
                                      is elected (leasekeeper-operator)
   LEASEKEEPER_ELECTION_LEASE_SECONDS how long after its last renewal a dead leader is succeeded (15)
   LEASEKEEPER_HTTP_PORT              port of /healthz and /readyz (8080)
+  LEASEKEEPER_METRICS_PORT           port of /metrics (8081)
   LEASEKEEPER_LOG_LEVEL              DEBUG, INFO, WARNING or ERROR (INFO)
   KUBECONFIG                         how to reach the API server (none: as the pod it runs in)
 """

@@ -46,6 +46,16 @@ class Queue:
         """Nothing to do now; later, maybe."""
         return not self._waiting and not self._running
 
+    @property
+    def depth(self) -> int:
+        """Keys that wait for a worker."""
+        return len(self._waiting)
+
+    @property
+    def failing(self) -> int:
+        """Keys whose last reconciliation failed."""
+        return len(self._failures)
+
     def add(self, key: Key, after: float = 0.0) -> None:
         """The earliest of several times counts."""
         if key in self._waiting:

@@ -24,6 +24,8 @@ class Settings:
 
     namespace: str
     """The operator's own namespace."""
+    watch_namespaces: tuple[str, ...] = ()
+    """Namespaces that are served, beside the own. None: the whole cluster."""
     default_ensemble: str = "default"
     """The LockEnsemble, in the own namespace, of locks without `ensembleRef`."""
     sidecar_image: str
@@ -44,8 +46,15 @@ class Settings:
     """How long after its last renewal a dead leader is succeeded."""
     http_port: int = 8080
     """Port of /healthz and /readyz."""
+    metrics_port: int = 8081
+    """Port of /metrics: its own, because scrapers need no other page."""
     log_level: str = "INFO"
     """DEBUG, INFO, WARNING or ERROR."""
+
+    @property
+    def served(self) -> tuple[str, ...]:
+        """All namespaces that are served; none: the whole cluster."""
+        return tuple(sorted({self.namespace, *self.watch_namespaces})) * bool(self.watch_namespaces)
 
     @property
     def default_place(self) -> tuple[str, str]:
@@ -83,6 +92,7 @@ class Settings:
 
         return cls(
             namespace=text("NAMESPACE"),
+            watch_namespaces=tuple(text("WATCH_NAMESPACES", "").replace(",", " ").split()),
             default_ensemble=text("DEFAULT_ENSEMBLE", "default"),
             sidecar_image=text("SIDECAR_IMAGE"),
             sidecar_pull_policy=text("SIDECAR_PULL_POLICY", ""),
@@ -93,6 +103,7 @@ class Settings:
             election_lease=text("ELECTION_LEASE", "leasekeeper-operator"),
             election_lease_seconds=seconds("ELECTION_LEASE_SECONDS", 15.0),
             http_port=port("HTTP_PORT", 8080),
+            metrics_port=port("METRICS_PORT", 8081),
             log_level=text("LOG_LEVEL", "INFO").upper(),
         )
 

@@ -43,9 +43,12 @@ def helm(helm_program: str) -> Callable[..., subprocess.CompletedProcess[str]]:
 def render(helm: Callable[..., subprocess.CompletedProcess[str]]) -> Render:
     """The objects of `helm template`, each argument a value as of --set-json."""
 
-    def run(*values: str, release: str = "lk", namespace: str = "system") -> list[Manifest]:
+    def run(
+        *values: str, release: str = "lk", namespace: str = "system", tests: bool = False
+    ) -> list[Manifest]:
         options = [part for value in values for part in ("--set-json", value)]
-        done = helm("template", release, str(CHART), "--namespace", namespace, *options)
+        place = ("--namespace", namespace, *(() if tests else ("--skip-tests",)))
+        done = helm("template", release, str(CHART), *place, *options)
         assert done.returncode == 0, done.stderr
         return [manifest for manifest in yaml.safe_load_all(done.stdout) if manifest]
 

@@ -87,9 +87,9 @@ def test_a_restart_delay_that_is_too_short_is_refused_before_anything_is_install
 
 
 def test_every_value_is_used_by_a_template_or_passed_on_whole() -> None:
-    templates = "\n".join(file.read_text() for file in (CHART / "templates").iterdir())
+    templates = "\n".join(file.read_text() for file in (CHART / "templates").rglob("*.*"))
     values = yaml.safe_load(VALUES)
-    whole = ("resources", "image")  # handed on as they are
+    whole = ("resources", "image", "labels")  # handed on as they are
     for path in paths(values):
         if any(part in whole for part in path[:-1]) or isinstance(_at(values, path), dict):
             continue

@@ -41,6 +41,7 @@ class Operator:
         self.home = home
         home.mkdir(exist_ok=True)
         self.port = free_port()
+        self.metrics_port = free_port()
         self.log = home / "operator.log"
         self._child: subprocess.Popen[bytes] | None = None
 
@@ -93,6 +94,7 @@ class Operator:
             "LEASEKEEPER_WEBHOOK_CONFIGURATION": self.namespace,
             "LEASEKEEPER_WEBHOOK_PORT": str(free_port()),
             "LEASEKEEPER_HTTP_PORT": str(self.port),
+            "LEASEKEEPER_METRICS_PORT": str(self.metrics_port),
             **more,
         }
         with self.log.open("ab") as log:
@@ -114,6 +116,13 @@ class Operator:
                 return bool(answer.status == 200)
         except OSError:
             return False
+
+    def metrics(self) -> dict[str, float]:
+        address = f"http://127.0.0.1:{self.metrics_port}/metrics"
+        with urllib.request.urlopen(address, timeout=5) as answer:
+            lines = answer.read().decode().splitlines()
+        samples = (line.rpartition(" ") for line in lines if not line.startswith("#"))
+        return {name: float(value) for name, _, value in samples}
 
     def resident_mib(self) -> float:
         assert self._child is not None
@@ -211,6 +220,17 @@ async def test_a_lock_that_is_created_is_published(operator: Operator) -> None:
     reasons = {c["type"]: c["reason"] for c in conditions}
     assert (reasons["Ready"], reasons["QuorumAvailable"]) == ("NoQuorum", "NoQuorum")
     assert forbidden(operator) == []
+
+
+async def test_its_metrics_say_who_leads_what_is_done_and_what_is_open(operator: Operator) -> None:
+    page = await asyncio.to_thread(operator.metrics)
+    assert page["leasekeeper_operator_leading"] == 1
+    assert page["leasekeeper_operator_failing"] == 0
+    assert page['leasekeeper_operator_reconciles_total{kind="DistributedLock",outcome="done"}'] > 0
+    assert page['leasekeeper_operator_reconcile_seconds_count{kind="LockEnsemble"}'] > 0
+    where = f'{{ensemble="default",namespace="{operator.namespace}"}}'
+    assert page[f"leasekeeper_ensemble_nodes{where}"] == 3
+    assert page[f"leasekeeper_ensemble_nodes_open{where}"] == 0
 
 
 async def test_what_is_deleted_by_hand_comes_back_by_itself(operator: Operator) -> None:

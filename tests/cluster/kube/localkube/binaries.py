@@ -62,17 +62,26 @@ def coredns(pins: Pins, progress: Progress) -> Path:
     return module(f"coredns {version}", COREDNS, [], pins, progress)
 
 
-def module(label: str, source: Path, stamps: Sequence[str], pins: Pins, progress: Progress) -> Path:
+def module(
+    label: str,
+    source: Path,
+    stamps: Sequence[str],
+    pins: Pins,
+    progress: Progress,
+    packages: str = "./...",
+    tags: str = "",
+) -> Path:
     """Builds every main package of a module; returns the folder with its programs. The compiler's
     own version is no part of the key: a patch release of Go on the machine is no reason to compile
     Kubernetes for ten minutes."""
     name = label.split()[0]
     flags = ["-trimpath", "-buildvcs=false", "-mod=readonly", f"-ldflags=-s -w {' '.join(stamps)}"]
+    flags += [f"-tags={tags}"] if tags else []
     files = [file for file in source.rglob("*") if file.is_file()]
     key = cache.key_of(cache.key_of_files(source, files), *flags)
 
     def make(folder: Path) -> None:
-        _compile(label, source, flags, folder, pins, progress)
+        _compile(label, source, [*flags, "-o", f"{folder}/", packages], pins, progress)
         if (folder / "hyper").exists():
             for program in KUBERNETES_PROGRAMS:
                 (folder / program).symlink_to("hyper")
@@ -83,7 +92,7 @@ def module(label: str, source: Path, stamps: Sequence[str], pins: Pins, progress
 
 
 def _compile(
-    label: str, source: Path, flags: list[str], folder: Path, pins: Pins, progress: Progress
+    label: str, source: Path, arguments: list[str], pins: Pins, progress: Progress
 ) -> None:
     go = toolchain.go(pins, progress)
     progress.say(f"building {label} (cold: Kubernetes 6 to 12 minutes, others 1 to 3)")
@@ -91,7 +100,7 @@ def _compile(
     # GOROOT is emptied because a caller's would point at another toolchain than the one chosen.
     env = environment(CGO_ENABLED="0", GOFLAGS="", GOTOOLCHAIN="local", GOROOT="", GOWORK="off")
     run_logged(
-        [*TIED, "nice", "-n", "5", str(go), "build", "-v", *flags, "-o", f"{folder}/", "./..."],
+        [*TIED, "nice", "-n", "5", str(go), "build", "-v", *arguments],
         log=cache.root() / "log" / f"go-{source.name}.log",
         progress=progress,
         label=f"{label}: go build",
