@@ -33,6 +33,10 @@ DEMO := $(if $(wildcard $(VENV)/made),$(VENV),.venv-demo)
 demo: $(DEMO)/made ## the main job on this machine, for real: make demo ARGS="--seconds 20 --json"
 	@$(DEMO)/bin/leasekeeper demo $(ARGS)
 
+.PHONY: picture
+picture: $(VENV)/made ## make the picture of the README again, from a real run (needs chromium)
+	@$(RUN)/python docs/picture.py
+
 .PHONY: test
 test: $(VENV)/made ## everything that CI runs, with the time that each suite takes
 	@$(RUN)/python tests/suites.py $(SUITES)

@@ -57,7 +57,7 @@ def test_the_commands_of_the_readme_make_one_pod_lead(
             continue
         recorder.moment(f"$ {command.text}")
         answer = _run(client, command)
-        if "get distributedlocks" in command.text and "HOLDER" in answer:
+        if "get dlock" in command.text and "HOLDER" in answer:
             _check(shop, client, command)
 
 
