@@ -233,6 +233,20 @@ def cast(ensemble: Ensemble, tmp_path: Path) -> Iterator[Cast]:
 
 
 @pytest.fixture
+def make_cast(tmp_path: Path) -> Iterator[Callable[[Ensemble, str], Cast]]:
+    """For tests with an ensemble of their own."""
+    made: list[Cast] = []
+
+    def make(ensemble: Ensemble, lock: str) -> Cast:
+        made.append(Cast(tmp_path, ensemble, lock))
+        return made[-1]
+
+    yield make
+    for cast in made:
+        cast.close()
+
+
+@pytest.fixture
 def watch() -> Callable[[list[Pod]], Watcher]:
     return Watcher
 

@@ -192,6 +192,41 @@ def test_a_file_that_cannot_be_taken_back_is_never_followed_by_a_release(
     watcher.check()
 
 
+@pytest.mark.parametrize("ensemble", ["valkey"], indirect=True)
+def test_a_hung_volume_makes_nobody_believe_in_a_leader_for_longer(
+    cast: Cast, watch: Watch
+) -> None:
+    """A write that never returns: the file aside is a pipe that nobody reads. The sidecar hangs in
+    it, in its only thread; what it said runs out, and another pod leads.
+    """
+    pods = cast.add(2)
+    with watch(pods) as watcher:
+        first = cast.leader()
+        aside = first.leader_dir / ".leader.new"
+        while True:  # between two writes: the name is there for microseconds only
+            with contextlib.suppress(FileExistsError):
+                os.mkfifo(aside)
+                break
+        wait_until(lambda: first.running and sleeps_in_open(first.pid), "it to hang")
+        second = cast.leader(first)
+        assert not first.leads
+        assert first.said()["leader"] is True, "nobody could take it back"
+        with pytest.raises(TimeoutError):  # so that the kubelet restarts it
+            urllib.request.urlopen(f"http://127.0.0.1:{first.http_port}/healthz", timeout=1)
+        first.kill()
+        aside.unlink()
+        first.start()
+        wait_until(lambda: first.events("standing-by"), "it to stand by")
+        assert second.leads
+    watcher.check()
+
+
+def sleeps_in_open(pid: int) -> bool:
+    """Of a pipe, for a reader: `openat` does not return."""
+    call = Path(f"/proc/{pid}/syscall").read_text().split()
+    return call[0] == "257"
+
+
 def test_a_volume_that_cannot_be_written_is_refused_with_a_sentence(cast: Cast) -> None:
     (pod,) = cast.make(1)
     pod.environment["LEASEKEEPER_LEADER_DIR"] = "/proc/sys"
