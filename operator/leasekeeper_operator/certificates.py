@@ -1,7 +1,7 @@
-"""The webhook's certificate: a CA of our own, and a server certificate that it signs.
+"""A CA of our own, and a server certificate that it signs: for the webhook, and for ensembles.
 
-Both live in one Secret, so that all replicas serve the same. The CA outlives many server
-certificates: the `caBundle` that the API server checks by stays the same when one is made anew.
+Both live in one Secret, so that all replicas have the same. The CA outlives many server
+certificates: what others check by stays the same when one is made anew.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from leasekeeper_operator.api import Object
+from leasekeeper_operator.manifests.common import text_of
 
 CA_LIFE = timedelta(days=3650)
 SERVER_LIFE = timedelta(days=90)
@@ -43,17 +46,28 @@ class Certificates:
             "tls.key": self.server_key,
         }
 
+    @classmethod
+    def from_secret(cls, secret: Object) -> Certificates:
+        """The reverse; what is missing is empty."""
+        return cls(
+            *(text_of(secret, k, "replace") for k in ("ca.crt", "ca.key", "tls.crt", "tls.key"))
+        )
+
 
 def renewed(
-    old: Certificates | None, server_names: Sequence[str], now: datetime | None = None
+    old: Certificates | None,
+    server_names: Sequence[str],
+    now: datetime | None = None,
+    *,
+    subject: str = "leasekeeper webhook",
 ) -> Certificates:
     """`old`, if it will do for a while; else with a new server certificate, and if need be CA."""
     now = now or datetime.now(UTC)
     if old is not None and _usable(old.ca, now) and old.ca_key:
-        if _usable(old.server, now, server_names) and _signed(old.server, old.ca):
+        if _usable(old.server, now, server_names) and signed(old.server, old.ca):
             return old
-        return _issue(old.ca, old.ca_key, server_names, now)
-    return _issue(*_make_ca(now), server_names, now)
+        return _issue(old.ca, old.ca_key, server_names, now, subject)
+    return _issue(*_make_ca(now, subject), server_names, now, subject)
 
 
 def server_context(certificates: Certificates) -> ssl.SSLContext:
@@ -88,18 +102,19 @@ def _usable(pem: str, now: datetime, server_names: Sequence[str] = ()) -> bool:
     return set(server_names) <= set(alternatives.value.get_values_for_type(x509.DNSName))
 
 
-def _signed(server: str, ca: str) -> bool:
-    issuer = x509.load_pem_x509_certificate(ca.encode())
+def signed(server: str, ca: str) -> bool:
+    """Whether this CA signed that certificate."""
     try:
+        issuer = x509.load_pem_x509_certificate(ca.encode())
         x509.load_pem_x509_certificate(server.encode()).verify_directly_issued_by(issuer)
     except Exception:  # noqa: BLE001  the library names several, and each of them means "no"
         return False
     return True
 
 
-def _make_ca(now: datetime) -> tuple[str, str]:
+def _make_ca(now: datetime, subject: str) -> tuple[str, str]:
     key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "leasekeeper webhook CA")])
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, _common(f"{subject} CA"))])
     usage = x509.KeyUsage(
         digital_signature=True,
         key_cert_sign=True,
@@ -120,12 +135,14 @@ def _make_ca(now: datetime) -> tuple[str, str]:
     return _pem(certificate), _key_pem(key)
 
 
-def _issue(ca: str, ca_key: str, server_names: Sequence[str], now: datetime) -> Certificates:
+def _issue(
+    ca: str, ca_key: str, server_names: Sequence[str], now: datetime, common: str
+) -> Certificates:
     issuer = x509.load_pem_x509_certificate(ca.encode())
     signer = serialization.load_pem_private_key(ca_key.encode(), password=None)
     assert isinstance(signer, ec.EllipticCurvePrivateKey), "we made it"
     key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "leasekeeper webhook")])
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, _common(common))])
     alternatives = x509.SubjectAlternativeName([x509.DNSName(name) for name in server_names])
     authority = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
     certificate = (
@@ -137,6 +154,11 @@ def _issue(ca: str, ca_key: str, server_names: Sequence[str], now: datetime) -> 
         .sign(signer, hashes.SHA256())
     )
     return Certificates(ca, ca_key, _pem(certificate), _key_pem(key))
+
+
+def _common(name: str) -> str:
+    """X.509 allows 64 characters; nobody checks by it, so what is cut off is not missed."""
+    return name[:64]
 
 
 def _builder(

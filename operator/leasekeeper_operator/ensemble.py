@@ -45,6 +45,7 @@ from leasekeeper_operator.status import (
     merge_conditions,
     node_statuses,
 )
+from leasekeeper_operator.tls import NodeTls
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +64,8 @@ class _State:
     settled: tuple[int, float] | None = None
     """Generation and time at which all objects were last brought to the spec."""
     passwords: Passwords | None = None
+    trusted: str = ""
+    """The CAs of the nodes' certificates; empty: no TLS."""
     nodes: Nodes | None = None
     problem: str = ""
     """What the API server said of an object that it refused; the others were brought."""
@@ -95,6 +98,7 @@ class EnsembleReconciler:
         self._now = now
         self._users = LockUsers(api, applier, settings.default_place, now=now)
         self._births = Births(api, self._users, now)
+        self._tls = NodeTls(api, applier)
         self.board = Board()
         self._states: dict[Key, _State] = {}
 
@@ -188,6 +192,7 @@ class EnsembleReconciler:
         state.settled, state.roll = (ensemble.generation, now), None
         try:
             state.passwords = await self._passwords(ensemble, state.passwords)
+            wrong = await self._bring_tls(ensemble, state)
             wanted = ensemble_objects(
                 ensemble,
                 state.passwords,
@@ -195,7 +200,7 @@ class EnsembleReconciler:
                 agent_image=self._settings.sidecar_image,
                 pull_policy=self._settings.sidecar_pull_policy,
             )
-            refusals = [await self._bring_object(obj) for obj in wanted]
+            refusals = [wrong, *[await self._bring_object(obj) for obj in wanted]]
         except BaseException:
             state.settled = None
             raise
@@ -204,6 +209,16 @@ class EnsembleReconciler:
             if problem != state.problem:
                 log.warning('object-refused ensemble=%s error="%s"', ensemble.key, problem)
         state.problem = problem
+
+    async def _bring_tls(self, ensemble: Ensemble, state: _State) -> str:
+        """What is wrong with the certificates that are offered."""
+        if ensemble.tls is None:
+            return ""
+        trusted, wrong = await self._tls.bring(ensemble)
+        if trusted != state.trusted:
+            state.trusted = trusted
+            state.opened = None  # so that the locks are told
+        return wrong
 
     async def _bring_object(self, obj: Object) -> str:
         """What the API server objects to. A change that it refuses must not keep the operator from
@@ -238,13 +253,16 @@ class EnsembleReconciler:
 
     async def _nodes(self, ensemble: Ensemble, state: _State) -> Nodes:
         assert state.passwords is not None, "the objects were brought before"
-        wanted = (ensemble.membership, state.passwords)
-        if state.nodes is not None and (state.nodes.membership, state.nodes.passwords) != wanted:
-            await state.nodes.close()
-            state.nodes = None
-        if state.nodes is None:
-            state.nodes = Nodes(*wanted, resolve=self._resolve)
-        return state.nodes
+        wanted = (ensemble.membership, state.passwords, state.trusted)
+        known = state.nodes
+        if known is not None and (known.membership, known.passwords, known.trusted) != wanted:
+            await known.close()
+            known = None
+        if known is None:
+            membership, passwords, trusted = wanted
+            known = Nodes(membership, passwords, trusted=trusted, resolve=self._resolve)
+        state.nodes = known
+        return known
 
     async def _roll(
         self, ensemble: Ensemble, state: _State, obj: Object, sights: Mapping[str, Sight]
@@ -289,7 +307,7 @@ class EnsembleReconciler:
         conditions = ensemble_conditions(ensemble.membership, record_of(obj), sights)
         rolled = state.roll.condition
         if state.problem:
-            text = f"the API server refuses it, correct the spec: {state.problem}"
+            text = f"it cannot be carried out, correct the spec: {state.problem}"
             rolled = Condition(UPDATED, False, REFUSED, text[:2000])
         conditions.append(rolled)
         new: Object = {

@@ -154,7 +154,6 @@ def _environment() -> list[Object]:
 
 def _volumes(lock: str) -> list[Object]:
     memory = {"medium": "Memory", "sizeLimit": "1Mi"}
-    items = [{"key": "lock.json", "path": "lock.json"}]
     # A token of its own: pods that switch off the automatic one can still be candidates.
     token = [
         {"serviceAccountToken": {"path": "token", "expirationSeconds": TOKEN_SECONDS}},
@@ -180,7 +179,8 @@ def _volumes(lock: str) -> list[Object]:
         {"name": STATE_VOLUME, "emptyDir": memory},
         {
             "name": LOCK_VOLUME,
-            "secret": {"secretName": names.lock_objects(lock), "items": items},
+            # All of its keys: an ensemble with TLS adds its CA.
+            "secret": {"secretName": names.lock_objects(lock)},
         },
         {"name": TOKEN_VOLUME, "projected": {"sources": token}},
     ]

@@ -40,6 +40,7 @@ from leasekeeper_operator.status import (
     quorum_condition,
     timestamp,
 )
+from leasekeeper_operator.tls import material_in
 
 log = logging.getLogger(__name__)
 
@@ -130,21 +131,33 @@ class LockReconciler:
 
     async def _bring_secret(self, lock: Lock, ensemble: Ensemble) -> None:
         name = names.lock_objects(lock.name)
+        trusted = await self._trusted(ensemble)
         current = await self._api.get(SECRET, lock.namespace, name)
         if current is None:
             await self._refuse_while_elsewhere(lock, ensemble)
             # Created and not applied: of two operators, one makes the password. The other one's
             # conflict is tried again.
-            await self._api.create(stamped(lock_secret(lock, ensemble, _password())))
+            await self._api.create(stamped(lock_secret(lock, ensemble, _password(), trusted)))
             log.info("lock-published lock=%s ensemble=%s", lock.key, ensemble.key)
             self._locks_changed(ensemble.key)
             return
         await self._check_secret(lock, ensemble, current)
         password = password_of(current) or _password()
-        after = await self._applier.bring(lock_secret(lock, ensemble, password))
+        after = await self._applier.bring(lock_secret(lock, ensemble, password, trusted))
         if after["metadata"]["resourceVersion"] != current["metadata"]["resourceVersion"]:
             log.info("lock-republished lock=%s ensemble=%s", lock.key, ensemble.key)
             self._locks_changed(ensemble.key)
+
+    async def _trusted(self, ensemble: Ensemble) -> str:
+        """The CAs of the nodes' certificates; empty: the nodes speak without TLS."""
+        if ensemble.tls is None:
+            return ""
+        name = names.tls_secret(ensemble.name)
+        if used := material_in(await self._api.get(SECRET, ensemble.namespace, name)):
+            return used.trusted
+        raise Refused(
+            "NoCertificates", f"LockEnsemble {ensemble.full_name} has no certificates yet"
+        )
 
     async def _refuse_while_elsewhere(self, lock: Lock, ensemble: Ensemble) -> None:
         """A lock of this name may have been deleted on another ensemble a moment ago, and its pods

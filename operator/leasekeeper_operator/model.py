@@ -75,6 +75,8 @@ class Ensemble(Resource):
     restart_delay: float
     image: str
     allowed_namespaces: Sequence[str]
+    tls: Object | None
+    """`spec.tls`; none: nodes speak plainly."""
     spec: Object
     """For what is only handed on to the pods."""
 
@@ -88,6 +90,7 @@ class Ensemble(Resource):
             restart_delay=float(spec["restartPolicy"]["delaySeconds"]),
             image=spec["image"],
             allowed_namespaces=tuple(spec.get("allowedNamespaces", ())),
+            tls=spec.get("tls"),
             spec=spec,
         )
 

@@ -35,6 +35,16 @@ def credentials_secret(ensemble: str) -> str:
     return f"{ensemble}-credentials"
 
 
+def ca_secret(ensemble: str) -> str:
+    """The CA that the operator made for the ensemble's certificates. No pod mounts it."""
+    return f"{ensemble}-ca"
+
+
+def tls_secret(ensemble: str) -> str:
+    """What its nodes use."""
+    return f"{ensemble}-tls"
+
+
 def users_secret(ensemble: str) -> str:
     return f"{ensemble}-users"
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import ssl
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import redis.asyncio
+from redis.asyncio.connection import Connection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, ConnectionError, RedisError
@@ -77,11 +79,46 @@ def by_name(node: Node) -> tuple[str, int]:
     return node.host, node.port
 
 
+class TlsConnection(Connection):
+    """redis-py's own would trust every public CA beside ours, and check for the name that it
+    connects to; a node's certificate is for its name in the membership."""
+
+    def __init__(self, *, context: ssl.SSLContext, server_name: str, **rest: Any) -> None:
+        super().__init__(**rest)
+        self._context, self._server_name = context, server_name
+
+    def _connection_arguments(self) -> dict[str, Any]:
+        plain = super()._connection_arguments()
+        return {**plain, "ssl": self._context, "server_hostname": self._server_name}
+
+
+def tls_context(trusted: str) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # checks certificates and names
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.load_verify_locations(cadata=trusted)
+    return context
+
+
 class Link:
     """One connection to one node, opened when it is needed."""
 
-    def __init__(self, host: str, port: int, user: str, password: str) -> None:
-        self._redis = redis.asyncio.Redis(
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        user: str,
+        password: str,
+        tls: tuple[ssl.SSLContext, str] | None = None,
+    ) -> None:
+        """`tls`: the context, and the name that the node's certificate must be for."""
+        secured: dict[str, Any] = {}
+        if tls is not None:
+            secured = {
+                "connection_class": TlsConnection,
+                "context": tls[0],
+                "server_name": tls[1],
+            }
+        pool = redis.asyncio.ConnectionPool(
             host=host,
             port=port,
             username=user,
@@ -96,7 +133,9 @@ class Link:
             max_connections=1,
             # The operator's user may not call CLIENT SETINFO.
             driver_info=None,
+            **secured,
         )
+        self._redis = redis.asyncio.Redis.from_pool(pool)
 
     async def call(self, *command: str) -> Any:
         try:
@@ -135,15 +174,27 @@ class Nodes:
     """The nodes of one ensemble. Made anew when membership or passwords change."""
 
     def __init__(
-        self, membership: Membership, passwords: Passwords, *, resolve: Resolve = by_name
+        self,
+        membership: Membership,
+        passwords: Passwords,
+        *,
+        trusted: str = "",
+        resolve: Resolve = by_name,
     ) -> None:
+        """`trusted`: the CAs of the nodes' certificates; empty: they speak without TLS."""
         self.membership = membership
         self.passwords = passwords
+        self.trusted = trusted
+        self._context = tls_context(trusted) if trusted else None
+        self._nodes = {node.id: node for node in membership.nodes}
         self._places = {node.id: resolve(node) for node in membership.nodes}
         self._links = {
-            node: Link(*place, users.OPERATOR, passwords.operator)
-            for node, place in self._places.items()
+            node: self._link(node, users.OPERATOR, passwords.operator) for node in self._nodes
         }
+
+    def _link(self, node: str, user: str, password: str) -> Link:
+        tls = (self._context, self._nodes[node].host) if self._context else None
+        return Link(*self._places[node], user, password, tls)
 
     async def look(self) -> dict[str, Sight]:
         """Of all of them, in parallel."""
@@ -183,7 +234,7 @@ class Nodes:
         """The largest token that this node knows of. Asked after a total loss only, and as a peer:
         the operator's own user need not read locks at any other time."""
         learnt, cursor = Learnt(), "0"
-        link = Link(*self._places[node], users.PEER, self.passwords.peer)
+        link = self._link(node, users.PEER, self.passwords.peer)
         try:
             while True:
                 reply = await link.fcall("lk1_dump", cursor)

@@ -28,7 +28,7 @@ from leasekeeper_operator.api import (
 )
 from leasekeeper_operator.certificates import Certificates, load, renewed, server_context
 from leasekeeper_operator.injection import Denied, check_name, inject, wanted_lock
-from leasekeeper_operator.manifests.common import base64_data, text_of
+from leasekeeper_operator.manifests.common import base64_data
 from leasekeeper_operator.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -106,7 +106,7 @@ class Webhook:
     async def _bring_certificates(self) -> Certificates:
         name = names.certificate_secret(self._settings.webhook_service)
         secret = await self._api.get(SECRET, self._settings.namespace, name)
-        old = _certificates_in(secret) if secret else None
+        old = Certificates.from_secret(secret) if secret else None
         new = renewed(old, self._names)
         if new == old:
             return new
@@ -204,12 +204,3 @@ class Webhook:
 
 def _denial(code: int, message: str) -> Object:
     return {"allowed": False, "status": {"code": code, "message": message}}
-
-
-def _certificates_in(secret: Object) -> Certificates:
-    return Certificates(
-        ca=text_of(secret, "ca.crt"),
-        ca_key=text_of(secret, "ca.key"),
-        server=text_of(secret, "tls.crt"),
-        server_key=text_of(secret, "tls.key"),
-    )

@@ -219,6 +219,7 @@ def test_a_locks_timings_can_be_changed(cluster: Cluster, namespace: str) -> Non
         ({"longestLeaseSeconds": 10}, "spec.longestLeaseSeconds"),
         ({"restartPolicy": {"delaySeconds": 100}}, "spec.restartPolicy.delaySeconds"),
         ({"restartPolicy": None}, "spec.restartPolicy.delaySeconds"),
+        ({"tls": {}}, "spec.tls"),
     ],
 )
 def test_what_nodes_must_agree_on_cannot_be_changed(

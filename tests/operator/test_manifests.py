@@ -249,3 +249,30 @@ def test_the_role_is_bound_to_the_namespace_or_to_named_accounts() -> None:
     assert everybody["name"] == "system:serviceaccounts:shop"
     (named,) = role_binding(lock(serviceAccountNames=["till"]))["subjects"]
     assert named == {"kind": "ServiceAccount", "name": "till", "namespace": "shop"}
+
+
+def test_with_tls_no_port_is_plain_and_both_containers_see_the_files_at_one_path() -> None:
+    made = objects(tls={})
+    configuration = text(made["Secret", "main-server"], "server.conf").splitlines()
+    assert {"port 0", "tls-port 6379"} <= {*configuration}
+    mounts = [
+        {m["mountPath"] for m in container(name, tls={})["volumeMounts"] if m["name"] == "tls"}
+        for name in ("server", "agent")
+    ]
+    assert mounts == [{"/etc/leasekeeper-tls"}] * 2
+    (volume,) = [v for v in pod(tls={})["volumes"] if v["name"] == "tls"]
+    assert (
+        volume["secret"]["secretName"] == "main-tls"
+    )  # and never main-ca: no pod has the CA's key
+    environment = {e["name"]: e["value"] for e in container("agent", tls={})["env"]}
+    assert environment["LEASEKEEPER_TLS_CA"] == "/etc/leasekeeper-tls/ca.crt"
+    assert "main-ca" not in json.dumps(pod(tls={}))
+
+
+def test_with_tls_a_lock_is_told_whom_to_trust() -> None:
+    secret = lock_secret(lock(), ensemble(tls={}), "secret", "PEM of the CA")
+    assert text(secret, "ca.crt") == "PEM of the CA"
+    assert json.loads(text(secret, "lock.json"))["redlock"]["tls"] == {"caFile": "ca.crt"}
+    plain = lock_secret(lock(), ensemble(), "secret")
+    assert {*plain["data"]} == {"lock.json"}
+    assert "tls" not in json.loads(text(plain, "lock.json"))["redlock"]

@@ -125,7 +125,7 @@ async def test_what_the_api_server_refuses_is_said_and_the_rest_goes_on(rolling:
     rolling.change(affinity={"nodeAffinity": "everywhere"})
     await rolling.until(lambda: rolling.world.condition("Updated")[1] == "Refused", "a refusal")
     message = rolling.world.condition("Updated")[2]
-    assert message.startswith("the API server refuses it, correct the spec: StatefulSet main-0: ")
+    assert message.startswith("it cannot be carried out, correct the spec: StatefulSet main-0: ")
     assert rolling.world.condition("Ready")[0] == "True"
     assert await rolling.uids() == before
     await rolling.world.publish("later")  # users of new locks are still told

@@ -6,11 +6,11 @@ import json
 from collections.abc import Iterable, Mapping
 
 from leasekeeper.redlock import users
-from leasekeeper.redlock.server_config import server_config
+from leasekeeper.redlock.server_config import ServerTls, server_config
 from leasekeeper_operator import names
 from leasekeeper_operator.api import CONFIG_MAP, DISRUPTION_BUDGET, NETWORK_POLICY, SECRET, Object
 from leasekeeper_operator.manifests.common import base64_data, ensemble_object, selector, text_of
-from leasekeeper_operator.manifests.node import AGENT_PORT, DATA, SOCKET, service, stateful_set
+from leasekeeper_operator.manifests.node import AGENT_PORT, DATA, SOCKET, TLS, service, stateful_set
 from leasekeeper_operator.model import ALL_NAMESPACES, SERVER_PORT, Ensemble
 from leasekeeper_operator.nodes import Passwords
 
@@ -18,7 +18,10 @@ NAMESPACE_NAME = "kubernetes.io/metadata.name"  # the API server puts it on ever
 DNS_PORT = 53
 
 
-def server_conf(passwords: Passwords) -> str:
+def server_conf(passwords: Passwords, *, tls: bool = False) -> str:
+    files = ServerTls(
+        cert_file=f"{TLS}/tls.crt", key_file=f"{TLS}/tls.key", ca_file=f"{TLS}/ca.crt"
+    )
     return server_config(
         agent=users.digest(passwords.agent),
         peer=users.digest(passwords.peer),
@@ -26,6 +29,7 @@ def server_conf(passwords: Passwords) -> str:
         directory=DATA,
         port=SERVER_PORT,
         unix_socket=SOCKET,
+        tls=files if tls else None,
     )
 
 
@@ -38,7 +42,7 @@ def ensemble_objects(
     pull_policy: str,
 ) -> list[Object]:
     """All but the Secrets with passwords and users, in the order in which pods need them."""
-    configuration = server_conf(passwords)
+    configuration = server_conf(passwords, tls=ensemble.tls is not None)
     nodes = [node.id for node in ensemble.membership.nodes]
     return [
         server_secret(ensemble, configuration),

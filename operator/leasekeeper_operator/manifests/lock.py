@@ -16,6 +16,7 @@ RBAC_GROUP = "rbac.authorization.k8s.io"
 
 def lock_json(lock: Lock, ensemble: Ensemble, password: str) -> Object:
     """What a sidecar reads (docs/architecture.md §3)."""
+    tls = {} if ensemble.tls is None else {"tls": {"caFile": "ca.crt"}}
     return {
         "version": 1,
         "lock": lock.full_name,
@@ -25,6 +26,7 @@ def lock_json(lock: Lock, ensemble: Ensemble, password: str) -> Object:
             "membership": ensemble.membership.to_json(),
             "username": users.lock_user(lock.full_name),
             "password": password,
+            **tls,
         },
     }
 
@@ -71,13 +73,14 @@ def published_for(ensemble: Ensemble) -> str:
     return ",".join([names.LABEL_LOCK, *(f"{key}={value}" for key, value in labels.items())])
 
 
-def lock_secret(lock: Lock, ensemble: Ensemble, password: str) -> Object:
+def lock_secret(lock: Lock, ensemble: Ensemble, password: str, trusted: str = "") -> Object:
+    """`trusted`: the CAs of the nodes' certificates, where they have some."""
     text = json.dumps(lock_json(lock, ensemble, password), sort_keys=True)
     labels = {
         names.LABEL_ENSEMBLE: ensemble.name,
         names.LABEL_ENSEMBLE_NAMESPACE: ensemble.namespace,
     }
-    data = base64_data(**{"lock.json": text})
+    data = base64_data(**{"lock.json": text}, **({"ca.crt": trusted} if trusted else {}))
     return lock_object(lock, SECRET, labels, type="Opaque", data=data)
 
 

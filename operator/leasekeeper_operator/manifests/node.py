@@ -19,6 +19,8 @@ AGENT_PORT = 8080
 RUN = "/run/leasekeeper"
 SOCKET = f"{RUN}/server.sock"
 CONFIG = "/etc/leasekeeper"
+TLS = "/etc/leasekeeper-tls"
+"""The same in both containers: the agent tells the server to read these files again."""
 DATA = "/data"
 """The server's folder: empty, and mounted read-only. No dump can get there, and none be loaded."""
 
@@ -118,8 +120,19 @@ def _pod(ensemble: Ensemble, node_id: str, agent_image: str, pull_policy: str) -
                 "name": "membership",
                 "configMap": {"name": names.membership_config_map(ensemble.name)},
             },
+            *_tls_volume(ensemble),
         ],
     }
+
+
+def _tls_volume(ensemble: Ensemble) -> list[Object]:
+    if ensemble.tls is None:
+        return []
+    return [_secret("tls", names.tls_secret(ensemble.name), "ca.crt", "tls.crt", "tls.key")]
+
+
+def _tls_mount(ensemble: Ensemble) -> list[Object]:
+    return [] if ensemble.tls is None else [_mount("tls", TLS)]
 
 
 def _spread(ensemble: Ensemble, key: str) -> Object:
@@ -158,6 +171,7 @@ def _server(ensemble: Ensemble) -> Object:
             _mount("run", RUN, read_only=False),
             _mount("data", DATA),
             _mount("server", CONFIG),
+            *_tls_mount(ensemble),
         ],
     }
     if policy := spec.get("imagePullPolicy"):
@@ -173,6 +187,7 @@ def _agent(ensemble: Ensemble, node_id: str, image: str, pull_policy: str) -> Ob
         "LEASEKEEPER_CREDENTIALS": f"{CONFIG}/credentials",
         "LEASEKEEPER_USERS": f"{CONFIG}/users/users",
         "LEASEKEEPER_HTTP": f":{AGENT_PORT}",
+        **({} if ensemble.tls is None else {"LEASEKEEPER_TLS_CA": f"{TLS}/ca.crt"}),
     }
     container: Object = {
         "name": "agent",
@@ -191,6 +206,7 @@ def _agent(ensemble: Ensemble, node_id: str, image: str, pull_policy: str) -> Ob
             _mount("membership", f"{CONFIG}/membership"),
             _mount("credentials", f"{CONFIG}/credentials"),
             _mount("users", f"{CONFIG}/users"),
+            *_tls_mount(ensemble),
         ],
     }
     if pull_policy:
