@@ -7,6 +7,8 @@ finalizer or an annotation on users' objects, and a deletion would hang while th
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from itertools import chain, repeat
 from typing import Any
 
 import kopf
@@ -33,6 +35,14 @@ from leasekeeper_operator.queue import Queue
 
 WATCHED_OBJECTS = (STATEFUL_SET, SERVICE, CONFIG_MAP, SECRET, ENDPOINT_SLICE)
 """Those of ours whose loss stops something. Only objects with our label are asked for."""
+
+
+class Tirelessly:
+    """Seconds between tries, without an end. kopf's own list ends after 54, and what a starting API
+    server says then (403, before it has read its own rules) would end us, the webhook included."""
+
+    def __iter__(self) -> Iterator[float]:
+        return chain((1, 1, 2, 3), repeat(5))
 
 
 class Watches:
@@ -90,6 +100,7 @@ def watch_settings() -> kopf.OperatorSettings:
     settings.posting.enabled = False
     # The CRDs are installed before us; without this, kopf needs the right to watch all CRDs.
     settings.scanning.disabled = True
+    settings.networking.error_backoffs = Tirelessly()
     settings.process.ultimate_exiting_timeout = 10
     settings.watching.label_selectors[_address(POD)] = names.LABEL_LOCK
     for kind in WATCHED_OBJECTS:

@@ -86,7 +86,7 @@ class Run:
 
     @property
     def controls(self) -> list[Scenario]:
-        return [one for one in self.scenarios if one.control]
+        return [one for one in self.scenarios if one.control and one.outcome == "passed"]
 
     def chapters(self) -> list[tuple[str, list[Scenario]]]:
         """In the order of the issue's numbers."""

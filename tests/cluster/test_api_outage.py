@@ -8,7 +8,7 @@ import pytest
 
 from tests.cluster.client import Client, until
 from tests.cluster.faults import Faults, api_ready, pause
-from tests.cluster.installation import Installation
+from tests.cluster.installation import SYSTEM, Installation
 from tests.cluster.workload import LEASE, PATIENCE, Tenure, Workload
 
 OUTAGE = 60.0
@@ -21,6 +21,7 @@ def test_a_minute_without_api_server_and_etcd(
     first = shop.settle()
     until("the status names the holder", lambda: shop.mirrored(first))
     pods = {pod["metadata"]["name"]: pod for pod in shop.pods()}
+    operators = _operators(client)
     with faults.components_killed("etcd", "apiserver"):
         assert not api_ready(client)
         pause(2 * LEASE)
@@ -36,6 +37,8 @@ def test_a_minute_without_api_server_and_etcd(
     last = _catches_up(shop)
     assert last.token >= third.token
     installation.wait_until_open()
+    # The one that acts cannot renew its Lease and ends; the others go on serving the webhook.
+    assert _operators(client) & operators, "the webhook was never away"
     # Kubernetes' own controllers take up to a minute to notice: until then no pod is replaced.
     deleted = faults.delete(shop.pod(last.holder))
     shop.next_leader(last, deleted, "pod deleted, after the outage")
@@ -48,3 +51,12 @@ def _catches_up(shop: Workload) -> Tenure:
         return leader if leader is not None and shop.mirrored(leader) else None
 
     return until("the status names the holder", caught_up, seconds=2 * PATIENCE)
+
+
+def _operators(client: Client) -> set[tuple[str, int]]:
+    """Its replicas, each with how often it was started again."""
+    pods = client.items(SYSTEM, "pods", "-l", "app.kubernetes.io/component=operator")
+    return {
+        (pod["metadata"]["uid"], pod["status"]["containerStatuses"][0]["restartCount"])
+        for pod in pods
+    }

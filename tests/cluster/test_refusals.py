@@ -206,8 +206,11 @@ def test_an_ensemble_that_cannot_start_says_why(
     client.apply(shop.namespace, manifest)
 
     def said() -> str | None:
-        message = not_ready(client.get(shop.namespace, "lockensemble", name))
-        return message if all(word in message for word in words) else None
+        status = client.get(shop.namespace, "lockensemble", name).get("status", {})
+        messages = [
+            str(c["message"]) for c in status.get("conditions", []) if c["status"] != "True"
+        ]
+        return next((text for text in messages if all(word in text for word in words)), None)
 
     recorder.sentence(mistake, until(f"{name} says why", said, seconds=PATIENCE))
     client.kubectl("-n", shop.namespace, "delete", "lockensemble", name, "--wait=false")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from itertools import pairwise
 
 import pytest
 
 from tests.cluster.client import Client, until
-from tests.cluster.installation import SYSTEM, Installation
+from tests.cluster.installation import ENSEMBLE, SELECTED, SYSTEM, Installation
 from tests.cluster.recorder import Recorder
 from tests.cluster.workload import PATIENCE, Tenure, Workload
 
@@ -41,6 +42,67 @@ def test_a_rolling_update_of_the_workload_is_less_than_a_second_without_a_leader
     gap = without_a_leader(led)
     recorder.measured(f"without a leader, in {len(led) - 1} hand-overs", gap, "s")
     assert gap < 1.0
+
+
+@pytest.mark.long
+def test_a_careless_restart_of_all_nodes_is_rolled_one_at_a_time(
+    client: Client, shop: Workload, installation: Installation, recorder: Recorder
+) -> None:
+    """`kubectl rollout restart` of all StatefulSets at once would be a loss of all memory, if they
+    were not `OnDelete`, and the operator the one who deletes."""
+    leader = shop.settle()
+    before = {pod["metadata"]["uid"] for pod in installation.nodes()}
+    births = installation.status()["registry"]["generation"]
+    with recorder.fault("kubectl rollout restart of all five nodes"):
+        client.kubectl("-n", SYSTEM, "rollout", "restart", "statefulset", *SELECTED)
+        fewest = _roll(installation, before)
+    assert fewest >= 4, "one node at a time"
+    assert shop.leads_still(leader), "no leader notices"
+    assert installation.status()["registry"]["generation"] == births
+
+
+def _roll(installation: Installation, before: set[str]) -> int:
+    """Until every pod is another one, and all are open. How many voted at the least."""
+    seen: list[int] = []
+
+    def rolled() -> bool:
+        status = installation.status()
+        seen.append(status["openNodes"])
+        uids = {pod["metadata"]["uid"] for pod in installation.nodes()}
+        return not uids & before and status["openNodes"] == status.get("updatedNodes") == 5
+
+    until("all nodes are replaced and open", rolled, seconds=5 * PATIENCE, every=0.5)
+    return min(seen)
+
+
+@pytest.mark.long
+def test_a_bad_change_of_the_ensemble_stalls_at_one_node(
+    client: Client, shop: Workload, installation: Installation, recorder: Recorder
+) -> None:
+    leader = shop.settle()
+    before = {pod["metadata"]["uid"] for pod in installation.nodes()}
+    good = client.get(SYSTEM, "lockensemble", ENSEMBLE)["spec"]["image"]
+
+    def stalled() -> str | None:
+        found = [c for c in installation.status()["conditions"] if c["type"] == "Updated"]
+        return found[0]["message"] if found and found[0]["reason"] == "Stalled" else None
+
+    with recorder.fault("the ensemble is given an image that is not there"):
+        _set_image(client, "localhost/valky:8.1")
+        said = until("the ensemble says that it stalls", stalled, seconds=PATIENCE, every=0.5)
+        recorder.sentence("a running ensemble is given an image that is not there", said)
+        assert "localhost/valky:8.1" in said
+        assert len(before & {pod["metadata"]["uid"] for pod in installation.nodes()}) == 4
+        assert shop.leads_still(leader)
+        _set_image(client, good)
+    installation.wait_until_open()
+    assert shop.leads_still(leader)
+
+
+def _set_image(client: Client, image: str) -> None:
+    patch = json.dumps({"spec": {"image": image}})
+    edit = ("patch", "lockensemble", ENSEMBLE, "--type=merge", "-p", patch)
+    client.kubectl("-n", SYSTEM, *edit)
 
 
 @pytest.mark.long
