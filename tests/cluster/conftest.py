@@ -48,6 +48,8 @@ KEEP_LOGS = 5
 """Folders of failed runs that are kept; each has some megabytes."""
 
 OUTCOME = pytest.StashKey[str]()
+PAGES: list[Path] = []
+"""The record of this run, when it is written."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -63,6 +65,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if long:
         config.hook.pytest_deselected(items=long)
         items[:] = [item for item in items if item not in long]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for page in PAGES:
+        where = f"{page} and {page.with_name('summary.md').name}"
+        terminalreporter.write_line(f"the record of this run: {where}")
 
 
 def cluster_py(command: str, *arguments: str) -> None:
@@ -89,8 +97,7 @@ def recorder(client: Client) -> Iterator[Recorder]:
     recording.environment(**_environment(client))
     yield recording
     recording.close()
-    page = report.write(RECORD)
-    print(f"\nthe record of this run: {page}")
+    PAGES.append(report.write(RECORD))
 
 
 def _environment(client: Client) -> dict[str, str]:

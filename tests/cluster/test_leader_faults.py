@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import signal
 import time
+from collections.abc import Mapping
 
 import pytest
 
@@ -50,30 +51,29 @@ TURN = 1.0  # the retry period of the workload
 def test_its_sidecar_is_killed_and_goes_on_as_the_same_holder(
     shop: Workload, faults: Faults, recorder: Recorder
 ) -> None:
-    """Known bug 28's opposite: the killed process's successor finds lease and token on its volume.
-    If the kubelet takes longer than the deadline to start it, another pod leads."""
+    """Its successor finds lease and token on its volume. If kubelet and Python take longer than the
+    deadline to start it, on a busy machine, it says so, and another pod leads."""
     old = shop.settle()
     pod = shop.pod(old.holder)
-    killed = faults.kill(pod, "leasekeeper")
     restarts = _restarts(pod)
+    killed = faults.kill(pod, "leasekeeper")
 
-    def back() -> bool:
-        return _restarts(shop.pod(old.holder)) > restarts
+    def first_word() -> str | None:
+        if _restarts(shop.pod(old.holder)) == restarts:
+            return None
+        logs = ("-n", shop.namespace, "logs", old.holder, "-c", "leasekeeper")
+        return shop.client.run("kubectl", *logs).stdout.partition(" ")[0] or None
 
-    until("the kubelet started the sidecar again", back, seconds=PATIENCE, every=0.05)
-    now = until("a pod leads", shop.leader, seconds=PATIENCE)
-    if now.token == old.token:
-        recorder.measured(
-            "same holder, same token, no gap; sidecar back after", _since(killed), "s"
-        )
-        assert shop.leads_still(old)
+    word = until("the sidecar is back", first_word, seconds=PATIENCE, every=0.05)
+    back = time.clock_gettime(time.CLOCK_BOOTTIME) - killed
+    if word == "resuming":
+        pause(2 * TURN)
+        assert shop.leads_still(old), "the file was true all the time"
+        assert shop.is_leader(old.holder) == old.token
+        recorder.measured("same holder, same token; sidecar back after", back, "s")
     else:
-        shop.next_leader(old, killed, "sidecar killed")
-    assert shop.settle().token == now.token
-
-
-def _since(at: float) -> float:
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - at
+        assert word == "started"
+        shop.next_leader(old, killed, "sidecar killed, and back too late to go on")
 
 
 def _restarts(pod: dict[str, object]) -> int:
@@ -87,6 +87,40 @@ def test_its_sidecar_is_told_to_stop(shop: Workload, faults: Faults) -> None:
     stopped = faults.kill(shop.pod(old.holder), "leasekeeper", signal.SIGTERM)
     done = shop.next_leader(old, stopped, "sidecar told to stop (SIGTERM)")
     assert done.gap < LEASE - DEADLINE
+
+
+def test_it_is_asked_to_step_down(shop: Workload, recorder: Recorder) -> None:
+    """By a wish that names the tenure, and not the pod: asked twice, it ends no later one."""
+    old = shop.settle()
+    wish = {"stepDown": {"token": old.token, "seconds": 1}}
+    asked = recorder.moment(f"kubectl patch dlock orders: {json.dumps(wish)}")
+    _wish(shop, wish)
+    done = shop.next_leader(old, asked, "asked to step down")
+    assert done.new.holder != old.holder
+    assert done.gap < LEASE - DEADLINE
+    _wish(shop, wish)
+    pause(2 * TURN)
+    assert shop.leads_still(done.new)
+
+
+@pytest.mark.long
+def test_a_paused_lock_has_no_leader_until_it_is_resumed(
+    shop: Workload, recorder: Recorder
+) -> None:
+    old = shop.settle()
+    with recorder.fault("the lock is paused") as since:
+        _wish(shop, {"paused": True})
+        until("nobody leads", lambda: shop.leader() is None, seconds=PATIENCE)
+        pause(2 * LEASE)
+        assert shop.leader() is None
+        _wish(shop, {"paused": False})
+    shop.next_leader(old, since, "paused, and resumed", seconds=PATIENCE)
+    shop.settle()
+
+
+def _wish(shop: Workload, spec: Mapping[str, object]) -> None:
+    patch = ("patch", "dlock", "orders", "--type=merge", "-p", json.dumps({"spec": spec}))
+    shop.client.kubectl("-n", shop.namespace, *patch)
 
 
 @pytest.mark.long

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from leasekeeper.demo.history import History, Reading, judge, now
-from tests.cluster.watcher import VOLUME, Watcher
+from tests.cluster.watcher import FOLDER, VOLUME, Watcher
 
 BOOT = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
@@ -99,9 +99,9 @@ def test_the_readers_rule(text: bytes, leads: bool) -> None:
     assert (judge(text, BOOT, int(now() * 100), time.time()) is not None) is leads
 
 
-def write(root: Path, pod: str, text: bytes) -> None:
+def write(root: Path, pod: str, text: bytes, place: str = VOLUME) -> None:
     """As a sidecar does: aside, and renamed."""
-    file = root / "pods" / pod / VOLUME
+    file = root / "pods" / pod / place
     file.parent.mkdir(parents=True, exist_ok=True)
     aside = file.with_suffix(".new")
     aside.write_bytes(text)
@@ -146,4 +146,18 @@ def test_the_process_finds_an_overlap_of_a_few_milliseconds(
         time.sleep(0.3)
     assert watcher.wrong() == [
         "two leaders of shop/orders: orders-a (token 1) and orders-b (token 2)"
+    ]
+
+
+def test_a_pod_with_several_locks_has_a_file_for_each(tmp_path: Path, watcher: Watcher) -> None:
+    """And two leaders of one of them are found there, too."""
+    mail = f"{FOLDER}/mail/leader"
+    with watcher:
+        for root, pod, token in (("n1", "a", 1), ("n2", "b", 2)):
+            write(tmp_path / root, pod, claim(f"orders-{pod}", token, lock="shop/mail"), mail)
+        deadline = time.monotonic() + 10
+        while not watcher.wrong() and time.monotonic() < deadline:
+            time.sleep(0.05)
+    assert watcher.wrong() == [
+        "two leaders of shop/mail: orders-a (token 1) and orders-b (token 2)"
     ]

@@ -27,7 +27,8 @@ from typing import Any
 
 from leasekeeper.demo.history import History, Reading, now, read
 
-VOLUME = "volumes/kubernetes.io~empty-dir/leasekeeper-leader/leader"
+FOLDER = "volumes/kubernetes.io~empty-dir/leasekeeper-leader"
+VOLUME = f"{FOLDER}/leader"
 
 SWEEP_SECONDS = 0.003
 """Between two sweeps over all files while at most one leads. With two that look like leaders there
@@ -38,13 +39,18 @@ SCAN_SECONDS = 0.1
 container."""
 
 
-def pods(roots: Iterable[str]) -> dict[str, str]:
-    """The leader file of every pod that the kubelets know, by the pod's uid."""
-    found: dict[str, str] = {}
+def leader_files(roots: Iterable[str]) -> list[tuple[str, str]]:
+    """Of every pod that the kubelets know: the pod's uid, and where its file is or will be. A pod
+    with several locks has a folder for each."""
+    found: list[tuple[str, str]] = []
     for root in roots:
         with contextlib.suppress(OSError):
-            for entry in os.scandir(f"{root}/pods"):
-                found[entry.name] = f"{entry.path}/{VOLUME}"
+            for pod in os.scandir(f"{root}/pods"):
+                found.append((pod.name, f"{pod.path}/{VOLUME}"))
+                with contextlib.suppress(OSError):
+                    for entry in os.scandir(f"{pod.path}/{FOLDER}"):
+                        if entry.is_dir():
+                            found.append((pod.name, f"{entry.path}/leader"))
     return found
 
 
@@ -57,7 +63,7 @@ def watch(roots: list[str], out: Path) -> None:
 
     signal.signal(signal.SIGTERM, stop)
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    history, files = History(), pods(roots)
+    history, files = History(), leader_files(roots)
     sweeps, longest, scanned, last = 0, 0.0, now(), now()
     with out.open("a", buffering=1) as log:
 
@@ -68,7 +74,7 @@ def watch(roots: list[str], out: Path) -> None:
         told: set[str] = set()
         leading: dict[tuple[str, str, int], Reading] = {}
         while not stopped:
-            readings = [r for pod, file in files.items() if (r := read(file, pod, boot))]
+            readings = [r for pod, file in files if (r := read(file, pod, boot))]
             for reading in readings:
                 history.see(reading)
             present = {(r.lock, r.pod, r.token): r for r in readings}
@@ -84,7 +90,7 @@ def watch(roots: list[str], out: Path) -> None:
             if len({r.lock for r in readings}) == len(readings):
                 time.sleep(SWEEP_SECONDS)
             if now() - scanned > SCAN_SECONDS:
-                files, scanned = pods(roots), now()
+                files, scanned = leader_files(roots), now()
             sweeps, longest, last = sweeps + 1, max(longest, now() - last), now()
         for tenure in history.tenures:
             span = {"from": round(tenure.first_ended, 4), "to": round(tenure.last_began, 4)}
