@@ -13,6 +13,7 @@ from tests.cluster.workload import LEASE, PATIENCE, make_namespace
 SYSTEM, ENSEMBLE = "leasekeeper", "default"
 CHART = Path(__file__).resolve().parents[2] / "charts" / "leasekeeper"
 LONGEST_LEASE, QUARANTINE = LEASE, 2 * LEASE
+CRD = "distributedlocks.leasekeeper.dev"
 SELECTED = ("-l", f"leasekeeper.dev/ensemble={ENSEMBLE}")
 
 IMAGES = (
@@ -41,9 +42,16 @@ class Installation:
             return
         self.remove()  # what an earlier run on the same cluster may have left
         make_namespace(self._client, SYSTEM)
+        self._update_crds()
         self.helm("install")
         self._there = True
         self.wait_until_open()
+
+    def _update_crds(self) -> None:
+        """Of an earlier run, if there are any: helm installs CRDs, and never changes them."""
+        if self._client.run("kubectl", "get", "crd", CRD).returncode == 0:
+            apply = ("apply", "--server-side", "--force-conflicts", "-f", str(CHART / "crds"))
+            self._client.kubectl(*apply)
 
     def helm(self, verb: str, *values: str) -> None:
         """`install` or `upgrade`, with these values beside the usual ones."""
