@@ -97,7 +97,8 @@ def test_it_is_asked_to_step_down(shop: Workload, recorder: Recorder) -> None:
     _wish(shop, wish)
     done = shop.next_leader(old, asked, "asked to step down")
     assert done.new.holder != old.holder
-    assert done.gap < LEASE - DEADLINE
+    # Its app is given its time to stop, and the lease is not waited for.
+    assert done.gap < LEASE
     _wish(shop, wish)
     pause(2 * TURN)
     assert shop.leads_still(done.new)
