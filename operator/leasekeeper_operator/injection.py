@@ -25,6 +25,12 @@ ANNOTATION_INJECTED = "leasekeeper.dev/injected"
 """Tells our own container, when the API server asks a second time, from one that somebody wrote."""
 TOKEN_SECONDS = 3607  # what Kubernetes uses for the tokens that it mounts by itself
 
+SIDECAR_SETTINGS = (
+    *("drain", "on-lost", "log"),
+    *("health", "health-period", "health-failures", "health-escape"),
+)
+"""Settings of the sidecar that a pod may choose, as annotations `leasekeeper.dev/NAME`."""
+
 Patch = list[Object]
 
 
@@ -55,7 +61,7 @@ def inject(pod: Object, settings: Settings) -> Patch:
         patch += _metadata(pod, "labels", {names.LABEL_LOCK: lock})
         patch += _metadata(pod, "annotations", {ANNOTATION_INJECTED: lock})
         patch += _extend(spec, "volumes", _volumes(lock))
-        patch += _insert_first(spec, "initContainers", _container(settings))
+        patch += _insert_first(spec, "initContainers", _container(pod, settings))
     for field in _FIELDS:
         shift = 1 if inserted and field == "initContainers" else 0
         for index, container in enumerate(spec.get(field) or []):
@@ -104,12 +110,12 @@ def _mount_leader(path: str, container: Object) -> Patch:
     return _extend(container, "volumeMounts", [mount], at=path)
 
 
-def _container(settings: Settings) -> Object:
+def _container(pod: Object, settings: Settings) -> Object:
     container: Object = {
         "name": CONTAINER,
         "image": settings.sidecar_image,
         "restartPolicy": "Always",
-        "env": _environment(),
+        "env": [*_environment(), *_by_annotation(pod)],
         "ports": [{"name": "leasekeeper", "containerPort": HTTP_PORT, "protocol": "TCP"}],
         # Ready means "can be a candidate", never "leads". The app starts when this says yes: half a
         # minute of quorum loss must not keep a pod from starting for longer than it lasts.
@@ -149,6 +155,17 @@ def _environment() -> list[Object]:
             {"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}}
             for name, path in downward.items()
         ),
+    ]
+
+
+def _by_annotation(pod: Object) -> list[Object]:
+    """What the app wants of its sidecar, which checks it, and says in its log what is wrong."""
+    annotations = pod["metadata"].get("annotations") or {}
+    found = {name: annotations.get(f"leasekeeper.dev/{name}") for name in SIDECAR_SETTINGS}
+    return [
+        {"name": "LEASEKEEPER_" + name.upper().replace("-", "_"), "value": value}
+        for name, value in found.items()
+        if value is not None
     ]
 
 

@@ -34,8 +34,12 @@ def local_pages(locks: Mapping[str, Leadership], *, stream_name: str) -> dict[st
 
 def _pages_of(leadership: Leadership, stream_name: str) -> dict[str, Route]:
     async def name() -> Answer:
-        # What users of leader-elector have: {"name": HOLDER}; empty: unknown.
-        return Answer(200, json.dumps({"name": leadership.current().holder}).encode() + b"\n")
+        # What users of leader-elector have: {"name": HOLDER}; empty: unknown. With the end of what
+        # it says, or how old it is: they do not look at more than the name, others may.
+        said = leadership.current().fields()
+        more = ("expires", "expiresUnix", "deadlineCs") if said["leader"] else ("seen",)
+        answer = {"name": said["holder"], **{key: said[key] for key in more}}
+        return Answer(200, json.dumps(answer).encode() + b"\n")
 
     async def leader() -> Answer:
         claim = leadership.current()

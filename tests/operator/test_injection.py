@@ -45,6 +45,20 @@ def test_the_smallest_pod_gets_sidecar_volumes_mount_and_label() -> None:
     assert volumes["leasekeeper-leader"]["emptyDir"]["medium"] == "Memory"
 
 
+def test_a_pod_chooses_settings_of_its_sidecar_by_annotations() -> None:
+    original = pod()
+    original["metadata"]["annotations"] |= {
+        "leasekeeper.dev/on-lost": "http://127.0.0.1:8080/lost",
+        "leasekeeper.dev/health-period": "2",
+        "leasekeeper.dev/mirror": "none",
+    }
+    (sidecar,) = injected(original)["spec"]["initContainers"]
+    environment = {v["name"]: v.get("value") for v in sidecar["env"]}
+    assert environment["LEASEKEEPER_ON_LOST"] == "http://127.0.0.1:8080/lost"
+    assert environment["LEASEKEEPER_HEALTH_PERIOD"] == "2"
+    assert environment["LEASEKEEPER_MIRROR"] == "kubernetes", "not for the pod to choose"
+
+
 def test_the_sidecar_is_told_what_the_architecture_says() -> None:
     (sidecar,) = injected(pod())["spec"]["initContainers"]
     environment = {v["name"]: v.get("value") or v["valueFrom"] for v in sidecar["env"]}

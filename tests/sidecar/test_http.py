@@ -122,7 +122,11 @@ async def test_a_leader_says_200_with_the_contents_of_its_file(site: Site, tmp_p
     assert said.status == 200
     assert said.body == (tmp_path / "leader").read_bytes()
     assert said.headers["content-type"] == "application/json"
-    assert json.loads((await site.ask("GET /")).body) == {"name": "orders-0"}
+    claim = json.loads(said.body)
+    assert json.loads((await site.ask("GET /")).body) == {
+        "name": "orders-0",
+        **{key: claim[key] for key in ("expires", "expiresUnix", "deadlineCs")},
+    }
 
 
 async def test_a_standby_says_503_and_whom_it_knows(site: Site) -> None:
@@ -130,7 +134,8 @@ async def test_a_standby_says_503_and_whom_it_knows(site: Site) -> None:
     said = await site.ask("GET /leader")
     assert said.status == 503
     assert json.loads(said.body)["holder"] == "orders-1"
-    assert json.loads((await site.ask("GET /")).body) == {"name": "orders-1"}
+    seen = json.loads(said.body)["seen"]
+    assert json.loads((await site.ask("GET /")).body) == {"name": "orders-1", "seen": seen}
 
 
 async def test_the_answer_becomes_no_at_the_deadline_though_nobody_says_so(site: Site) -> None:

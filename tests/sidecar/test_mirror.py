@@ -1,6 +1,7 @@
 """The mirror against a TLS server of the test's own, which checks every request.
 
-(The real kube-apiserver, with the resource's rules and the admission policy, is in tests/cluster.)
+(A real kube-apiserver with the resource's rules is in test_mirror_api.py; the admission policy,
+which needs the chart, is in tests/cluster.)
 """
 
 from __future__ import annotations

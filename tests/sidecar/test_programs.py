@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
+from leasekeeper_sidecar.busy import Busy
 from leasekeeper_sidecar.claim import Claim, judge, standby_claim
 from leasekeeper_sidecar.host import Proc
 from leasekeeper_sidecar.leader_file import LeaderFile
@@ -293,6 +296,51 @@ def test_the_command_is_watched_even_when_run_as_leader_is_killed(real: Volume) 
     assert not log.exists()
     real.file.say_no(standby_claim("shop/orders", boot="x"))
     wait_for(log, "stopped\n")
+
+
+def test_both_programs_run_as_any_user_with_a_read_only_root(
+    tmp_path: Path, shell: list[str]
+) -> None:
+    """As in a pod with the restricted profile: nothing can be written anywhere, not even a file
+    for a here-document.
+    """
+    with tempfile.TemporaryDirectory(prefix="lk-") as folder:
+        Path(folder).chmod(0o777)
+        volume = Volume(Path(folder), shell, real_clocks=True)
+        Busy(folder).install()
+        volume.file.say(volume.claim(60))
+        program, *more = shell
+        inside = " && ".join(
+            [
+                "mount --rbind / /mnt",
+                "for at in $(awk '$5 ~ \"^/mnt\" {print $5}' /proc/self/mountinfo);"
+                " do mount -o remount,bind,ro $at 2>/dev/null; done; true",
+                "exec chroot --userspec=65534:65534 /mnt "
+                + " ".join([str(shutil.which(program)), *more]),
+            ]
+        )
+        for arguments, expected in (
+            (["is-leader", "--token"], "17\n"),
+            (
+                [
+                    "run-as-leader",
+                    "sh",
+                    "-c",
+                    f"touch {folder}/x || id -u; echo $LEASEKEEPER_TOKEN",
+                ],
+                "65534\n17\n",
+            ),
+        ):
+            quoted = [shlex.quote(text) for text in arguments[1:]]
+            command = f"{inside} {folder}/{arguments[0]} {' '.join(quoted)}"
+            done = subprocess.run(
+                ["unshare", "--mount", "sh", "-c", command],
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=False,
+            )
+            assert (done.stdout, done.returncode) == (expected, 0), done.stderr
 
 
 def test_it_stops_promptly_while_it_waits(real: Volume) -> None:
