@@ -125,7 +125,7 @@ class EnsembleReconciler:
         sights = await nodes.look()
         obj = await self._births.bring(ensemble, obj, nodes, sights)
         sights = without_ghosts(record_of(obj), sights)
-        await self._users.sync(ensemble, nodes, sights)
+        await self._users.sync(ensemble, nodes, sights, record_of(obj))
         await self._hand_on(ensemble, nodes, sights)
         await self._roll(ensemble, state, obj, sights)
         await self._write_status(ensemble, state, obj, sights)

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from typing import Protocol
 
 from leasekeeper_operator import leadership, names, wishes
-from leasekeeper_operator.api import ENSEMBLE, LOCK, SECRET, Api, Object
+from leasekeeper_operator.api import ENSEMBLE, LOCK, SECRET, Api, ApiError, Object
 from leasekeeper_operator.apply import Applier, stamped
 from leasekeeper_operator.board import Board
 from leasekeeper_operator.events import Happening, tell
@@ -24,6 +24,7 @@ from leasekeeper_operator.manifests.ensemble import known_locks
 from leasekeeper_operator.manifests.lock import (
     ensemble_of,
     lock_secret,
+    own_ensemble,
     password_of,
     published_by,
     role,
@@ -89,6 +90,8 @@ class LockReconciler:
         place = ensemble_for(obj, self._settings.default_place)
         found = await self._api.get(ENSEMBLE, *place)
         try:
+            if lock.ensemble is not None:
+                found = await self._bring_ensemble(lock, found)
             ensemble = self._accept(lock, place, found)
             await self._publish(lock, ensemble)
         except Refused as refused:
@@ -97,6 +100,24 @@ class LockReconciler:
             ready = Condition(READY, True, "Published", "pods can be candidates of this lock")
         await self._write_status(lock, obj, place, found, ready)
         return MOVING_SECONDS if ready.reason == MOVING else RESYNC_SECONDS
+
+    async def _bring_ensemble(self, lock: Lock, found: Object | None) -> Object:
+        """Of a lock that brings its own."""
+        wanted = own_ensemble(lock)
+        (owner,) = wanted["metadata"]["ownerReferences"]
+        owners = found["metadata"].get("ownerReferences", []) if found else []
+        if found is not None and owner["uid"] not in [known["uid"] for known in owners]:
+            raise Refused(
+                "EnsembleConflict",
+                f"the LockEnsemble {lock.full_name} is not this lock's own: give the lock another"
+                " name, or name that ensemble in spec.ensembleRef of a new lock",
+            )
+        try:
+            return await self._applier.bring(wanted)
+        except ApiError as error:
+            if error.status not in (400, 422):
+                raise
+            raise Refused("EnsembleRefused", f"spec.ensemble: {error}") from error
 
     def _accept(self, lock: Lock, place: tuple[str, str], found: Object | None) -> Ensemble:
         wanted = "/".join(place)

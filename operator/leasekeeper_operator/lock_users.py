@@ -11,8 +11,8 @@ quorum, and the longest lease has ended since, it may still have a leader here. 
 ENSEMBLE-users names it, and no other ensemble is given it (lock.py). The names are kept in the
 Secret and the time in memory, so an operator that starts anew waits anew.
 
-The key of a deleted lock stays in the nodes' memory (about 100 bytes on each, and with it F: a lock
-of the same name goes on above it), because `lk1_forget` is not called yet.
+When that time is over, its key goes from the nodes' memory (`lk1_forget`), and its F into their
+floor: a lock of the same name goes on above it. A node that is not open then keeps the key.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from leasekeeper.redlock import users
+from leasekeeper.redlock.registry import Record, largest_plausible
 from leasekeeper_operator import names
 from leasekeeper_operator.api import LOCK, SECRET, Api, Object
 from leasekeeper_operator.apply import Applier, digest
 from leasekeeper_operator.manifests.ensemble import parse_departing, parse_users, users_secret
 from leasekeeper_operator.manifests.lock import password_of, published_by, published_for
 from leasekeeper_operator.model import Ensemble, Key, Place, ensemble_for
-from leasekeeper_operator.nodes import NodeError, Nodes, Sight
+from leasekeeper_operator.nodes import OPEN, NodeError, Nodes, Sight
 
 log = logging.getLogger(__name__)
 
@@ -98,10 +99,24 @@ class LockUsers:
         """
         return bool(await self._api.find(SECRET, labels=published_for(ensemble)))
 
-    async def sync(self, ensemble: Ensemble, nodes: Nodes, sights: Mapping[str, Sight]) -> None:
+    async def sync(
+        self,
+        ensemble: Ensemble,
+        nodes: Nodes,
+        sights: Mapping[str, Sight],
+        record: Record | None = None,
+    ) -> None:
+        """`record`: of the births; without it nothing is forgotten."""
         state = self._states.setdefault(ensemble.key, _State())
         old = state.read_at is None or self._now() - state.read_at > REREAD_SECONDS
-        if old or state.generation != ensemble.generation or self._departed(ensemble, state):
+        departed = self._departed(ensemble, state)
+        if record is not None:
+            # Before it is taken from the file: an operator that dies in between does it again.
+            # Should the lock have been made anew a moment ago, it loses nothing: the floor has F.
+            largest = largest_plausible(record, int(time.time() * 1000))
+            for lock in departed:
+                await self._forget(ensemble, nodes, sights, lock, largest)
+        if old or state.generation != ensemble.generation or departed:
             # Set before reading: what is invalidated while we read is read again.
             state.read_at, state.generation = self._now(), ensemble.generation
             try:
@@ -113,6 +128,24 @@ class LockUsers:
         opened = [sight for sight in sights.values() if sight.view and sight.view.open]
         await asyncio.gather(*(self._tell(ensemble, state, nodes, sight) for sight in opened))
         self._time_departures(ensemble, state)
+
+    async def _forget(
+        self,
+        ensemble: Ensemble,
+        nodes: Nodes,
+        sights: Mapping[str, Sight],
+        lock: str,
+        largest: int,
+    ) -> None:
+        for sight in sights.values():
+            if sight.state != OPEN:
+                continue
+            try:
+                await nodes.forget(sight.id, lock, largest)
+            except NodeError as error:
+                log.warning('not-forgotten lock=%s node=%s error="%s"', lock, sight.id, error)
+            else:
+                log.info("forgotten ensemble=%s node=%s lock=%s", ensemble.key, sight.id, lock)
 
     async def _read(self, ensemble: Ensemble, state: _State) -> None:
         published = await self._api.find(SECRET, labels=published_for(ensemble))

@@ -133,6 +133,8 @@ class Lock(Resource):
     step_down_token: int | None
     """Of the tenure that shall end."""
     step_down_seconds: int
+    ensemble: Object | None
+    """`spec.ensemble`: the spec of a LockEnsemble of its own."""
     service: Object | None
     """`spec.service`: a Service that leads to the holder's pod."""
 
@@ -149,6 +151,7 @@ class Lock(Resource):
             paused=spec.get("paused", False),
             step_down_token=spec.get("stepDown", {}).get("token"),
             step_down_seconds=spec.get("stepDown", {}).get("seconds", 0),
+            ensemble=spec.get("ensemble"),
             service=spec.get("service"),
         )
 
@@ -170,6 +173,8 @@ class Lock(Resource):
 def ensemble_for(lock: Object, default: Place) -> Place:
     """The ensemble that a DistributedLock asks for. One rule, for whoever publishes a lock and for
     whoever lets its candidates in: were they two, two ensembles could elect two leaders."""
+    if "ensemble" in lock["spec"]:
+        return lock["metadata"]["namespace"], lock["metadata"]["name"]
     reference = lock["spec"].get("ensembleRef")
     if not reference:
         return default

@@ -254,6 +254,12 @@ class Nodes:
         if reply[0] != "OK":
             raise NodeError(f"lk1_request: {' '.join(reply)}")
 
+    async def forget(self, node: str, lock: str, largest: int) -> None:
+        """A lock that is gone: its key goes, and its F goes into the node's floor."""
+        reply = await self._links[node].fcall("lk1_forget", lock, str(largest))
+        if reply[0] != "OK":
+            raise NodeError(f"lk1_forget: {' '.join(reply)}")
+
     async def users(self, node: str) -> dict[str, str]:
         """Users of locks that the node has: the lock, and the digest of its password."""
         lines = await self._links[node].call("ACL", "LIST")

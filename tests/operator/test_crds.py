@@ -155,6 +155,60 @@ def test_an_ensembles_name_must_fit_a_service(cluster: Cluster, namespace: str, 
     assert "metadata.name must have at most 40 characters, lower-case letters" in sentence
 
 
+INLINE_REFUSALS: list[tuple[str, Object, str]] = [
+    (
+        "bad",
+        {"ensemble": {}, "ensembleRef": {"name": "a"}},
+        "spec.ensemble and spec.ensembleRef exclude each other: a lock has one ensemble",
+    ),
+    (
+        "bad",
+        {"ensemble": {"longestLeaseSeconds": 14}},
+        "spec.leaseDurationSeconds + spec.lockDelaySeconds must not exceed"
+        " spec.ensemble.longestLeaseSeconds",
+    ),
+    ("bad", {"ensemble": {"nodes": 4}}, "spec.nodes must be odd"),
+    (
+        "a.b",
+        {"ensemble": {}},
+        "metadata.name of a lock with spec.ensemble must have at most 40 characters",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "spec", "sentence"), INLINE_REFUSALS)
+def test_an_inline_ensemble_is_refused(
+    cluster: Cluster, namespace: str, name: str, spec: Object, sentence: str
+) -> None:
+    assert sentence in refused(cluster, custom("DistributedLock", namespace, name, spec))
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"ensemble": None}, "spec.ensemble cannot be added or taken away: two ensembles"),
+        ({"ensemble": {"nodes": 3}}, "spec.nodes cannot be changed in v1alpha1"),
+    ],
+)
+def test_an_inline_ensemble_is_held_to_the_rules_of_ensembles(
+    cluster: Cluster, namespace: str, change: Object, sentence: str
+) -> None:
+    cluster.lock(namespace, "inline", ensemble={})
+    with pytest.raises(Refusal, match=re.escape(sentence)):
+        cluster.patch(namespace, "dlock", "inline", {"spec": change})
+
+
+def test_an_inline_ensemble_has_the_schema_of_ensembles() -> None:
+    schemas = {}
+    for crd in documents():
+        (version,) = crd["spec"]["versions"]
+        properties = version["schema"]["openAPIV3Schema"]["properties"]["spec"]
+        schemas[crd["spec"]["names"]["kind"]] = properties
+    inline = schemas["DistributedLock"]["properties"]["ensemble"]
+    for part in ("properties", "x-kubernetes-validations"):
+        assert inline[part] == schemas["LockEnsemble"][part]
+
+
 PORTS = [{"port": 80, "targetPort": 8080}]
 SERVICE_REFUSALS: list[tuple[Object, str]] = [
     ({"ports": PORTS}, "spec.service.name: Required value"),

@@ -274,3 +274,33 @@ async def test_a_secret_of_an_ensemble_with_a_colliding_name_stays(
     world.cluster.apply(secret)
     await world.reconciler.reconcile(lock_key(world.namespace, "x-credentials"))
     assert world.get("secret", "leasekeeper-x-credentials")
+
+
+async def test_a_lock_that_brings_its_own_ensemble(world: World) -> None:
+    key = lock_key(world.namespace, "alone")
+    world.cluster.lock(world.namespace, "alone", ensemble={"nodes": 3})
+    await world.reconciler.reconcile(key)
+    made = world.get("lens", "alone")
+    assert made["spec"]["nodes"] == 3
+    (owner,) = made["metadata"]["ownerReferences"]
+    assert (owner["kind"], owner["name"]) == ("DistributedLock", "alone")
+    status = world.get("dlock", "alone")["status"]
+    assert status["ensemble"] == f"{world.namespace}/alone"
+    assert world.get("secret", "leasekeeper-alone")
+    # Its spec is the lock's, also if somebody edited it; and a change of the lock's arrives.
+    world.cluster.patch(world.namespace, "lens", "alone", {"spec": {"image": "redis:7"}})
+    body = {"spec": {"ensemble": {"podAnnotations": {"team": "till"}}}}
+    world.cluster.patch(world.namespace, "dlock", "alone", body)
+    await world.reconciler.reconcile(key)
+    spec = world.get("lens", "alone")["spec"]
+    assert (spec["image"], spec["podAnnotations"]) == (made["spec"]["image"], {"team": "till"})
+
+
+async def test_an_ensemble_of_somebody_else_is_not_taken_for_the_locks_own(world: World) -> None:
+    before = world.get("lens", "main")
+    world.cluster.lock(world.namespace, "main", ensemble={"nodes": 5})
+    await world.reconciler.reconcile(lock_key(world.namespace, "main"))
+    conditions = world.get("dlock", "main")["status"]["conditions"]
+    (ready,) = [c for c in conditions if c["type"] == "Ready"]
+    assert (ready["status"], ready["reason"]) == ("False", "EnsembleConflict")
+    assert world.get("lens", "main") == before

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -162,6 +163,26 @@ async def test_a_deleted_lock_is_cut_off_and_the_others_stay(world: World) -> No
     await world.ensembles.reconcile(world.key)
     assert not any(world.may_enter(i, "gone", gone) for i in range(3))
     assert all(world.may_enter(i, "stays", stays) for i in range(3))
+
+
+async def test_a_deleted_lock_is_forgotten_when_its_longest_lease_has_ended(world: World) -> None:
+    """Bug 26: counters of deleted locks fill the memory."""
+    await world.until_open(3)
+    await world.publish("gone")
+    key = f"lk:lock:{world.namespace}/gone"
+    fence = int(time.time() * 1000) + 10_000
+    clients = [node.server.client() for node in world.nodes.nodes]
+    for client in clients:
+        client.hset(key, "fence", str(fence))
+    world.cluster.run("-n", world.namespace, "delete", "dlock", "gone")
+    await world.locks.reconcile(lock_key(world.namespace, "gone"))
+    world.ensembles.locks_changed(world.key)
+    await world.ensembles.reconcile(world.key)
+    assert all(client.exists(key) for client in clients)  # it may have a leader still
+    await world.until(lambda: not any(c.exists(key) for c in clients), "the key to go")
+    assert [client.hget("lk:node", "floor") for client in clients] == [str(fence)] * 3
+    for client in clients:
+        client.close()
 
 
 async def test_a_lock_deleted_while_the_operator_was_down_is_cut_off_later(world: World) -> None:

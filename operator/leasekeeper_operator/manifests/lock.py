@@ -7,7 +7,7 @@ from typing import Any
 
 from leasekeeper.redlock import users
 from leasekeeper_operator import names
-from leasekeeper_operator.api import GROUP, LOCK, ROLE, ROLE_BINDING, SECRET, Kind, Object
+from leasekeeper_operator.api import ENSEMBLE, GROUP, LOCK, ROLE, ROLE_BINDING, SECRET, Kind, Object
 from leasekeeper_operator.manifests.common import base64_data, text_of
 from leasekeeper_operator.model import Ensemble, Lock
 
@@ -82,6 +82,11 @@ def lock_secret(lock: Lock, ensemble: Ensemble, password: str, trusted: str = ""
     }
     data = base64_data(**{"lock.json": text}, **({"ca.crt": trusted} if trusted else {}))
     return lock_object(lock, SECRET, labels, type="Opaque", data=data)
+
+
+def own_ensemble(lock: Lock) -> Object:
+    """The LockEnsemble of a lock that brings its own: one path for all ensembles."""
+    return lock_object(lock, ENSEMBLE, name=lock.name, spec=lock.ensemble)
 
 
 def role(lock: Lock) -> Object:
