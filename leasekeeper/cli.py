@@ -15,6 +15,7 @@ from leasekeeper.redlock.agent import WrongServer
 from leasekeeper.redlock.blocking import BadCredentials, Untrusted
 
 EXIT_STOPPED, EXIT_CONFIGURATION, EXIT_CREDENTIALS, EXIT_WRONG_SERVER = 0, 2, 3, 4
+EXIT_HOLD_FAILED = 125  # 2 may be the exit code of the command that hold runs
 
 _EPILOG = """\
 examples:
@@ -156,7 +157,12 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     if ours[:1] == ["hold"] and "--" in ours:
         at = ours.index("--")
         ours, command = ours[:at], ours[at + 1 :]
-    options = _parser(light=ours[:1] == ["node-agent"]).parse_args(ours)
+    try:
+        options = _parser(light=ours[:1] == ["node-agent"]).parse_args(ours)
+    except SystemExit as refused:
+        if ours[:1] == ["hold"] and refused.code == EXIT_CONFIGURATION:
+            raise SystemExit(EXIT_HOLD_FAILED) from None
+        raise
     options.command_line = command
     return options
 

@@ -35,7 +35,7 @@ from leasekeeper.cli_target import (
 )
 from leasekeeper.clock import SystemClock
 from leasekeeper.elector import Elector
-from leasekeeper.lease import Candidate, ConfigurationError, Grant, Renewed, Timings
+from leasekeeper.lease import LONGEST, Candidate, ConfigurationError, Grant, Renewed, Timings
 from leasekeeper.redlock.membership import Membership
 from leasekeeper.redlock.store import RedlockStore
 
@@ -78,12 +78,22 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     hold.add_argument(
         "--name", default=_host_name(), help="what others see as the holder (%(default)s)"
     )
-    hold.add_argument("--wait", type=float, metavar="SECONDS", help="for the lock (for ever)")
-    hold.add_argument("--lease", type=float, metavar="SECONDS", help="without --config (15)")
+    hold.add_argument("--wait", type=_seconds, metavar="SECONDS", help="for the lock (for ever)")
+    hold.add_argument("--lease", type=_seconds, metavar="SECONDS", help="without --config (15)")
     hold.add_argument(
-        "--grace", type=float, default=10.0, help="seconds between SIGTERM and SIGKILL (10)"
+        "--grace", type=_seconds, default=10.0, help="seconds between SIGTERM and SIGKILL (10)"
     )
     hold.add_argument("--json", action="store_true", help="say on stderr what happens, as JSON")
+
+
+def _seconds(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number <= LONGEST:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
+    return number
 
 
 def _host_name() -> str:

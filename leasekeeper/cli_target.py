@@ -68,9 +68,12 @@ def read_target(options: argparse.Namespace, *, default_user: str = "") -> Targe
     user = options.user or default_user or users.lock_user(lock)
     if not (options.user or default_user or lock):
         raise ConfigurationError("name the lock: NAMESPACE/NAME")
+    addresses = tuple(parse_server(text.strip()) for text in options.nodes.split(","))
+    if len(set(addresses)) < len(addresses):
+        raise ConfigurationError("--nodes: one of them is named twice, and has one vote only")
     return Target(
         lock=lock,
-        addresses=tuple(parse_server(text.strip()) for text in options.nodes.split(",")),
+        addresses=addresses,
         username=user,
         password=password_of(options),
         tls=cli_options.tls_of(options),

@@ -71,6 +71,7 @@ class Demo:
         self._wrong_said = 0
         self._opened: set[str] = set()  # nodes that voted before
         self._resting_since: dict[str, float] = {}
+        self._casualties: set[str] = set()
 
     # -- the stage for faults --------------------------------------------------------------------
 
@@ -163,6 +164,10 @@ class Demo:
                     self._node_changed(after)
             self.looks = looks
             self._look_at_journal()
+            for sentence in self.world.casualties():
+                if sentence not in self._casualties:
+                    self._casualties.add(sentence)
+                    self.say("ended", sentence)
             await asyncio.sleep(LOOK_EVERY)
 
     def rests_for(self, node: str) -> float:

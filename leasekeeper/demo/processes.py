@@ -10,6 +10,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 from leasekeeper.lease import ConfigurationError
@@ -38,6 +39,15 @@ def server_binary() -> str:
     return found
 
 
+def insist_on_sidecar() -> None:
+    """Candidates are processes of their own, and would end one by one for want of a package."""
+    missing = [name for name in ("leasekeeper_sidecar", "h11") if find_spec(name) is None]
+    if missing:
+        raise ConfigurationError(
+            f"the demo's candidates need {' and '.join(missing)}: pip install 'leasekeeper[demo]'"
+        )
+
+
 class Child:
     """One process, started as often as need be, with its output in a file."""
 
@@ -47,10 +57,21 @@ class Child:
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
         self.frozen = False
+        self._killed = False
 
     @property
     def running(self) -> bool:
         return self._process is not None and self._process.poll() is None
+
+    @property
+    def ended_by_itself(self) -> bool:
+        """Nobody killed it, and it is not there."""
+        return self._process is not None and not self.running and not self._killed
+
+    def last_words(self) -> str:
+        """The last line that it wrote."""
+        lines = self._log.read_text(errors="replace").strip().splitlines()
+        return lines[-1] if lines else "it said nothing"
 
     def start(self) -> None:
         """From the main thread: the kernel ends a child together with the *thread* that made it."""
@@ -72,7 +93,7 @@ class Child:
                 # Ctrl-C is for the demo, which ends its children in the right order.
                 process_group=0,
             )
-        self.frozen = False
+        self.frozen = self._killed = False
 
     def signal(self, number: signal.Signals) -> None:
         if self._process is not None and self.running:
@@ -80,6 +101,7 @@ class Child:
 
     def kill(self) -> None:
         if self._process is not None and self.running:
+            self._killed = True
             self._process.kill()
             self._process.wait()
         self.frozen = False

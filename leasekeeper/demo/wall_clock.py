@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import struct
 import subprocess
+import sys
+import time
 from pathlib import Path
 
 SOURCE = Path(__file__).with_name("wall_clock.c")
@@ -19,9 +22,21 @@ def build_shim(home: Path) -> Path | None:
     command = [compiler, "-shared", "-fPIC", "-O1", "-o", str(shim), str(SOURCE)]
     try:
         subprocess.run(command, check=True, capture_output=True, timeout=60)
-    except (OSError, subprocess.SubprocessError):
+        return shim if _works(home, shim) else None
+    except (OSError, ValueError, subprocess.SubprocessError):
         return None
-    return shim
+
+
+def _works(home: Path, shim: Path) -> bool:
+    """Tried on a program of ours: in a folder that is mounted `noexec` it would not be loaded."""
+    clock = WallClock(home / "wall_clock-tried", shim)
+    clock.set(10_000)
+    command = [sys.executable, "-I", "-S", "-c", "import time; print(time.time())"]
+    environment = {**os.environ, **clock.environment}
+    tried = subprocess.run(
+        command, env=environment, check=True, capture_output=True, text=True, timeout=60
+    )
+    return float(tried.stdout) - time.time() > 5_000
 
 
 class WallClock:

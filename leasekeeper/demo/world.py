@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from leasekeeper.demo.history import Reading, read
-from leasekeeper.demo.processes import Child, server_binary
+from leasekeeper.demo.processes import Child, insist_on_sidecar, server_binary
 from leasekeeper.demo.proxy import Cuts, Proxy, Vote
 from leasekeeper.demo.wall_clock import WallClock, build_shim
 from leasekeeper.redlock import users
@@ -107,6 +107,7 @@ class World:
             name: secrets.token_hex(16) for name in (users.AGENT, users.PEER, users.OPERATOR)
         }
         self._write_shared_files()
+        insist_on_sidecar()
         server, shim = server_binary(), build_shim(home)
         self.nodes = [self._node(node, server, shim) for node in self.membership.nodes]
         self.candidates = [self._candidate(f"candidate-{i + 1}") for i in range(candidates)]
@@ -131,6 +132,18 @@ class World:
             node.server.kill()
         for proxy in self._proxies:
             proxy.close()
+
+    def casualties(self) -> list[str]:
+        """Who ended by itself, each with its last words: nothing here may do that."""
+        processes = {c.name: c.sidecar for c in self.candidates}
+        processes |= {f"the app of {c.name}": c.app for c in self.candidates}
+        processes |= {f"the agent of node {n.name}": n.agent for n in self.nodes}
+        processes |= {f"the server of node {n.name}": n.server for n in self.nodes}
+        return [
+            f"{name} ended by itself: {process.last_words()}"
+            for name, process in processes.items()
+            if process.ended_by_itself
+        ]
 
     def readings(self) -> list[Reading]:
         """Every file that says "leader" by the reader's rule just now."""

@@ -190,9 +190,27 @@ def test_the_rest_of_the_status_is_the_operators(lock: Cluster, status: dict[str
 
 
 @pytest.mark.parametrize("file", EXAMPLES, ids=[file.name for file in EXAMPLES])
-def test_examples_are_accepted(cluster: Cluster, file: Path) -> None:
-    trial = ("--dry-run=server", "--validate=strict", "-f", str(file))
-    cluster.do("-n", "shop", "apply", *trial)
+def test_examples_are_applied(cluster: Cluster, file: Path) -> None:
+    """Each in a namespace of its own, without a warning of the restricted profile; a second time
+    changes nothing.
+    """
+    namespace = f"example-{file.stem}"
+    cluster.do("create", "namespace", namespace)
+    profile = "pod-security.kubernetes.io"
+    cluster.do("label", "namespace", namespace, f"{profile}/warn=restricted")
+    cluster.do("-n", namespace, "create", "serviceaccount", "default")
+    apply = ("-n", namespace, "apply", "--validate=strict", "-f", str(file))
+    first = cluster.kubectl(*apply)
+    assert (first.returncode, first.stderr) == (0, ""), "not even a warning"
+    assert first.stdout.count(" created\n") == len(list(yaml.safe_load_all(file.read_text())))
+
+    def generations() -> list[int | None]:
+        found = json.loads(cluster.do("-n", namespace, "get", "-f", str(file), "-o", "json"))
+        return [item["metadata"].get("generation") for item in found["items"]]
+
+    before = generations()
+    cluster.do(*apply)
+    assert generations() == before
 
 
 def test_a_dead_webhook_stops_only_pods_that_ask_for_a_lock(

@@ -66,6 +66,7 @@ async def watched() -> AsyncIterator[Watched]:
             stop.set()
             await run
     assert here.demo.wrong == []
+    assert [e["sentence"] for e in here.events if e["event"] == "ended"] == []
 
 
 async def test_faults_of_candidates(watched: Watched) -> None:

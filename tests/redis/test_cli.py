@@ -174,6 +174,8 @@ def _running(command: str) -> bool:
         (["--", "/etc/passwd"], 126, "/etc/passwd"),
         ([], 125, "which command?"),
         (["--name", "a/b", "--", "true"], 125, "--name must not"),
+        (["--wait", "nan", "--", "true"], 125, "'nan' is not a number of seconds"),
+        (["--no-such-option", "--", "true"], 125, "--no-such-option"),
     ],
 )
 def test_what_cannot_be_run_is_said(cli: Cli, arguments: list[str], code: int, words: str) -> None:
@@ -255,6 +257,7 @@ def test_status_shows_which_nodes_vote(cli: Cli, ensemble: Ensemble) -> None:
         (["observe", "--nodes", "127.0.0.1:1"], "name the lock"),
         (["observe", "a/b", "--nodes", "nonsense"], "is not a server's address"),
         (["observe", "a/b", "--nodes", "127.0.0.1:1"], "--password-file"),
+        (["observe", "a/b", "--nodes", "127.0.0.1:1,127.0.0.1:1"], "named twice"),
         (["status", "--config", "/no/such/file"], "No such file"),
         (["observe", "--config", "/etc/passwd"], "not a lock.json"),
     ],

