@@ -380,7 +380,7 @@ async def test_a_crowd_of_hostile_clients_cannot_hold_up_a_renewal(
     assert bounded.most <= 2
     assert bounded.cost() * 6 < 0.2, "a tenth of the retry period"
     assert boundless.most > 10, "the control is broken: nothing was held up without bounds"
-    assert boundless.cost() > 3 * bounded.cost()
+    assert max(boundless.costs) > 3 * bounded.cost(), "hundreds in one turn cost nothing?"
 
 
 class NoBudget(http.Budget):
