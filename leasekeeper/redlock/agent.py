@@ -35,7 +35,7 @@ from leasekeeper.redlock.local_server import LocalServer, MemoryChanged, Unfit
 from leasekeeper.redlock.log import log
 from leasekeeper.redlock.membership import Membership
 from leasekeeper.redlock.peers import Peers
-from leasekeeper.redlock.registry import NodeView, Registry, decide_birth
+from leasekeeper.redlock.registry import NodeView, Record, Registry, decide_birth
 from leasekeeper.redlock.serving import TIMEOUT, Serving, Surroundings
 from leasekeeper.redlock.status_page import Status
 from leasekeeper.redlock.ticker import raw_clock
@@ -163,12 +163,14 @@ class Agent:
             self._life = Life(view.life, _now())
         while True:
             self._status.turn()
+            # Before the nodes are looked at: a decision by what they were must not be written down
+            # over a record that has changed since, by a change of membership, say.
+            record = self._around.record()
             own = server.state()
             if own.life != self._life.name or own.open:
                 return None
             peers = self._peers.views()
-            self._around.look_at_lists(own, *peers.values())
-            record = self._around.record()
+            self._around.look_at_lists(record, own, *peers.values())
             membership = list_to_vote_by(own, peers, self._lists.newest_first, record)
             if server.cap() != membership.cap:
                 # C is part of the membership, and a life keeps the one that it began with.
@@ -177,7 +179,7 @@ class Agent:
             self._take(step, server, self._life, membership)
             if isinstance(step, steps.Rest | steps.Wait):
                 self._peers.tell_outranked(peers)
-                self._give_birth({**peers, own.id: own}, membership)
+                self._give_birth(record, {**peers, own.id: own}, membership)
                 left = step.until - _now() if isinstance(step, steps.Rest) else POLL
                 time.sleep(max(0.0, min(left, POLL)))
 
@@ -231,12 +233,14 @@ class Agent:
         )
         server.open(life.name, membership, step.generation, joined=step.joined)
 
-    def _give_birth(self, views: dict[str, NodeView], membership: Membership) -> None:
+    def _give_birth(
+        self, record: Record | None, views: dict[str, NodeView], membership: Membership
+    ) -> None:
         """Where the registry is a file, the agents decide what the operator does elsewhere."""
         registry = self._settings.registry
         if registry is None or self._life is None:
             return
-        record, wall_ms = registry.read(), int(time.time() * 1000)
+        wall_ms = int(time.time() * 1000)
         waited = _now() - self._life.first_seen > BIRTH_PATIENCE
         if decide_birth(record, views, membership, wall_ms, waited=waited) is None:
             return

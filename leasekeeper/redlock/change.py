@@ -167,7 +167,7 @@ def join_arguments(life: str, new: Membership, generation: int) -> tuple[str, ..
 
 def published(record: Record, new: Membership) -> Record:
     lives = {id: life for id, life in record.lives.items() if id in new.ids}
-    return replace(record, epoch=new.epoch, pending=None, lives=lives)
+    return replace(record, epoch=new.epoch, membership=new, pending=None, lives=lives)
 
 
 def is_published(record: Record, new: Membership) -> bool:

@@ -1,4 +1,5 @@
-"""The lists of nodes that one agent has heard of: from its file, its own node, and the others.
+"""The lists of nodes that one agent has heard of: from its file, its own node, the others, and the
+registry.
 
 Which of them it goes by is not for its file to say: the file may be older than what the ensemble
 has come to, or newer than a change that nobody has made yet. What the nodes do decides
@@ -12,7 +13,7 @@ from collections.abc import Sequence
 
 from leasekeeper.lease import ConfigurationError
 from leasekeeper.redlock.membership import Membership, Node, handed_over
-from leasekeeper.redlock.registry import NodeView
+from leasekeeper.redlock.registry import NodeView, Record
 from leasekeeper.redlock.watched_file import WatchedFile
 
 MOST = 4
@@ -47,6 +48,13 @@ class KnownLists:
                 membership = handed_over(view.epoch, view.members)
                 if membership is not None:
                     self._add(membership)
+
+    def read(self, record: Record | None) -> None:
+        """What the registry knows. After a total loss it is the only one, beside the file."""
+        if record is not None:
+            pending = record.pending.membership if record.pending is not None else None
+            for membership in filter(None, (record.membership, pending)):
+                self._add(membership)
 
     def look_at_file(self) -> bool:
         """Whether it is a new one. Raises ConfigurationError, once for each version of the file;

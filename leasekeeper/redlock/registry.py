@@ -19,12 +19,14 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from leasekeeper.lease import ConfigurationError
 from leasekeeper.redlock.membership import Membership
+
+T = TypeVar("T")
 
 LEAP = 2**20
 """After a total loss nobody knows how many tokens (or incarnations) were given since the record was
@@ -66,6 +68,10 @@ class Pending:
         return cls(Membership.from_json(data["membership"]), data["joining"] is True, _lives(data))
 
 
+def _optional(parse: Callable[[Any], T], data: Any) -> T | None:
+    return None if data is None else parse(data)
+
+
 def _lives(data: Any) -> dict[str, str]:
     return {str(node): str(life) for node, life in data["lives"].items()}
 
@@ -84,6 +90,8 @@ class Record:
     """By node id: the memory that may open without asking others."""
     epoch: str = ""
     """Of the list that this is about; empty: written before records had it."""
+    membership: Membership | None = None
+    """That list, once there was a change: after a total loss nobody else may know it."""
     pending: Pending | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -95,6 +103,8 @@ class Record:
         }
         if self.epoch:
             data["epoch"] = self.epoch
+        if self.membership is not None:
+            data["membership"] = self.membership.to_json()
         if self.pending is not None:
             data["pending"] = self.pending.to_json()
         return data
@@ -108,7 +118,8 @@ class Record:
                 incarnation_floor=int(data["incarnationFloor"]),
                 lives=_lives(data),
                 epoch=str(data.get("epoch", "")),
-                pending=Pending.from_json(data["pending"]) if data.get("pending") else None,
+                membership=_optional(Membership.from_json, data.get("membership")),
+                pending=_optional(Pending.from_json, data.get("pending")),
             )
         except (KeyError, TypeError, ValueError, AttributeError, ConfigurationError) as wrong:
             raise ConfigurationError(
@@ -227,7 +238,9 @@ def decide_birth(
     if len(lost) <= len(members) - membership.quorum or len(rested | remembering) < enough:
         return None
     reborn = _reborn(record, rested | remembering, wall_ms)
-    return replace(reborn, epoch=membership.epoch, pending=record.pending)
+    return replace(
+        reborn, epoch=membership.epoch, membership=record.membership, pending=record.pending
+    )
 
 
 def _decides(record: Record, membership: Membership) -> bool:

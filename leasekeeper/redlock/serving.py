@@ -41,9 +41,10 @@ class Surroundings:
     def record(self) -> Record | None:
         return self.registry.read() if self.registry is not None else None
 
-    def look_at_lists(self, *views: NodeView) -> None:
-        """Takes in what the file says now, and what these nodes hand over."""
+    def look_at_lists(self, record: Record | None, *views: NodeView) -> None:
+        """Takes in what the file and the registry say now, and what these nodes hand over."""
         self.lists.hear(*views)
+        self.lists.read(record)
         try:
             if self.lists.look_at_file():
                 log("membership-file-changed", node=self.node, epoch=self.lists.file.epoch)
@@ -139,12 +140,12 @@ class Serving:
         """
         around = self._around
         own = server.state()
-        around.look_at_lists(own)
         try:
             record = around.record()
         except ConfigurationError as wrong:
             around.status.update(why=str(wrong))  # nothing that an open node would need just now
             record = None
+        around.look_at_lists(record, own)
         if record is not None and listed_anew(record, own):
             self.take_birth(server, record)
             return False

@@ -17,7 +17,7 @@ from greenlet import greenlet  # type: ignore[import-untyped]
 from sim_kernel import Kernel, Process, Timer, cancel
 from sim_net import Channel, Error, Network, Pod
 
-from leasekeeper.redlock import agent, functions, peers, serving, ticker
+from leasekeeper.redlock import agent, coordinator, functions, peers, serving, ticker
 from leasekeeper.redlock.blocking import Broken, Refusal
 from leasekeeper.redlock.membership import Membership
 from leasekeeper.redlock.registry import Record
@@ -223,6 +223,7 @@ class MemoryRegistry:
     def __init__(self, seen: Counter[str]) -> None:
         self.record: Record | None = None
         self._seen = seen
+        self.on_swap: Callable[[Record], None] = lambda _: None
 
     def read(self) -> Record | None:
         return self.record
@@ -230,8 +231,10 @@ class MemoryRegistry:
     def compare_and_swap(self, expected: Record | None, new: Record) -> bool:
         if self.record != expected:
             return False
-        self._seen["total loss" if expected else "birth"] += 1
+        if expected is None or new.generation > expected.generation:
+            self._seen["total loss" if expected else "birth"] += 1
         self.record = new
+        self.on_swap(new)
         return True
 
 
@@ -243,6 +246,7 @@ def substituted() -> Iterator[None]:
         (agent, "os", _Os),
         (agent, "log", _log),
         (agent, "Connection", SimConnection),
+        (coordinator, "time", _Time),
         (serving, "time", _Time),
         (serving, "log", _log),
         (peers, "time", _Time),

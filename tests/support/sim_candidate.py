@@ -102,6 +102,12 @@ class CandidateProcess(Process):
         self._yes: dict[str, tuple[str, float]] = {}
         self._resume = resume
         self.elector: Elector | None = None
+        self.store: RedlockStore | None = None
+
+    @property
+    def membership(self) -> Membership:
+        """The list that it goes by."""
+        return self.store.membership if self.store else self.seat.world.membership
 
     def start(self) -> None:
         self.loop.handle(self._boot, ())
@@ -119,7 +125,7 @@ class CandidateProcess(Process):
                 for node in nodes
             }
 
-        store = RedlockStore(
+        self.store = store = RedlockStore(
             membership=seat.membership or world.membership,
             lock=world.lock,
             candidate=candidate,
@@ -221,8 +227,6 @@ class WatchedStore:
         self._process = process
         self._me = me
         self._referee = process.seat.world.referee
-        nodes = process.seat.world.membership
-        self._needed = len(nodes.nodes) - nodes.quorum + 1
         self.ready = store.ready
         self.freed = store.freed
         self.close = store.close
@@ -251,8 +255,9 @@ class WatchedStore:
                 late = grant.deadline.left(self._process.clocks.now()) <= 0
                 self._referee.renewed(outcome.id, outcome.token, before, late=late)
             elif isinstance(outcome, Lost) and not outcome.why.startswith("the deadline"):
-                noes = self._process.noes
-                self._referee.deposed(grant.id, outcome.why, noes, self._needed)
+                noes, nodes = self._process.noes, self._store.membership
+                needed = len(nodes.nodes) - nodes.quorum + 1
+                self._referee.deposed(grant.id, outcome.why, noes, needed)
         return outcome
 
     async def release(self, grant: Grant) -> ReleaseOutcome:

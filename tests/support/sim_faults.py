@@ -34,10 +34,14 @@ USUAL_WEIGHTS = {
     "wall_step": 1,
     "forget": 0.5,
     "early": 2,
+    "change_membership": 0.6,
+    "kill_coordinator": 0.3,
+    "pause_coordinator": 0.2,
+    "second_coordinator": 0.1,
 }
 MOMENTS = ("acquire", "lk1_grant", "lk1_commit", "won", "renew", "release", "lk1_release")
 OTHER = "ns/other"
-LIFE_MOMENTS = ("lk1_announce", "lk1_dump", "lk1_open")
+LIFE_MOMENTS = ("lk1_announce", "lk1_dump", "lk1_open", "lk1_raise", "lk1_join", "swap")
 
 
 class Faults:

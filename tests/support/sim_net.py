@@ -15,6 +15,7 @@ from sim_kernel import Kernel, MachineClocks, Process
 from sim_lua import Machine, Memory
 
 from leasekeeper.redlock import functions
+from leasekeeper.redlock.membership import Membership
 from leasekeeper.redlock.registry import parse_vector
 from leasekeeper.redlock.server_config import REQUIRED
 
@@ -116,6 +117,11 @@ class Server(Process):
     def open(self) -> bool:
         marked = self.memory.get("lk:node", "open") == "1"
         return self.alive and marked and self.memory.loaded(functions.VOTE)
+
+    def votes_by(self, membership: Membership) -> bool:
+        get = self.memory.get
+        joined = get("lk:node", "joined") and get("lk:node", "epoch") == membership.epoch
+        return bool(joined) and self.node in membership.ids and self.open
 
     def die(self) -> None:
         super().die()

@@ -10,11 +10,13 @@ in the order of leading.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from sim_kernel import Kernel
 from sim_net import Network, Server
+
+from leasekeeper.redlock.membership import Membership
 
 
 @dataclass
@@ -26,11 +28,12 @@ class Claim:
 
 
 class Referee:
-    def __init__(self, kernel: Kernel, network: Network, lock: str, quorum: int) -> None:
+    def __init__(self, kernel: Kernel, network: Network, lock: str, membership: Membership) -> None:
         self._kernel = kernel
         self._network = network
         self._lock = lock
-        self._quorum = quorum
+        self.lists = {membership.epoch: membership}
+        """All that there have been, by epoch."""
         self.timed = True
         """Whether clocks keep to their allowance in this schedule."""
         self.violations: list[str] = []
@@ -98,14 +101,20 @@ class Referee:
             for server in servers
             if server.open and server.fence(self._lock) < self.highest_returned
         ]
-        if len(ignorant) < self._quorum:
+        if len(ignorant) > 1:
+            for membership in self.lists.values():
+                self._look_at_ignorant(membership, ignorant)
+
+    def _look_at_ignorant(self, membership: Membership, servers: Sequence[Server]) -> None:
+        ignorant = [server for server in servers if server.votes_by(membership)]
+        if len(ignorant) < membership.quorum:
             return
         latest: dict[str, int] = {}
         for server in ignorant:
             for node, number in server.vector.items():
                 latest[node] = max(latest.get(node, 0), number)
         counting = [s.node for s in ignorant if s.incarnation >= latest.get(s.node, 0)]
-        if len(counting) >= self._quorum:
+        if len(counting) >= membership.quorum:
             self.violation(f"nodes {counting} would vote, not knowing {self.highest_returned}")
 
     # -- claims ----------------------------------------------------------------------------------

@@ -99,13 +99,17 @@ class Simulation:
             dice.choice(profile.nodes), self.lease, round(dice.choice(profile.caps), 3)
         )
         self.registry = MemoryRegistry(kernel.seen)
-        self.referee = Referee(kernel, self.network, LOCK, self.membership.quorum)
+        self.referee = Referee(kernel, self.network, LOCK, self.membership)
         self.referee.timed = not self.wild
         self.referee.floor = lambda: self.registry.record.floor if self.registry.record else 0
         self.world = World(kernel, self.network, self.referee, self.membership, LOCK)
         self.agents: list[AgentProcess] = []
         self.on_execute: OnExecute = lambda *_: None
         """Told of what a node function was asked, and what it said."""
+        self.files: dict[str, Membership] = {}
+        """By node: the list that its agent is started with, if it is not the one in use."""
+        self.slowest = self.membership.quarantine
+        """The longest quarantine of any list that there was."""
         for node in self.membership.nodes:
             self.network.pods[node.id] = self.new_pod(node.id)
         if dice.random() < profile.born:
@@ -133,7 +137,8 @@ class Simulation:
         self.kernel.say(pod.server.name, f"started, {pod.server.run_id}")
 
     def start_agent(self, pod: Pod, within: float = 0.05) -> AgentProcess:
-        agent = AgentProcess(self.kernel, self.network, pod, self.membership, self.registry, within)
+        known = self.files.get(pod.node, self.membership)
+        agent = AgentProcess(self.kernel, self.network, pod, known, self.registry, within)
         self.agents.append(agent)
         self.kernel.say(agent.name, "started")
         return agent
@@ -183,14 +188,22 @@ class Simulation:
     def settled(self) -> bool:
         return (
             bool(self.referee.leading())
-            and all(pod.server and pod.server.open for pod in self.network.pods.values())
+            and self.registry.record is not None
+            and self.registry.record.pending is None
+            and all(self._votes(node.id) for node in self.membership.nodes)
             and all(seat.process and seat.process.settled for seat in self.seats)
         )
 
+    def _votes(self, node: str) -> bool:
+        server = self.network.pods[node].server
+        return server is not None and server.votes_by(self.membership)
+
     def patience(self) -> float:
         """How long after the last fault somebody must lead, at the latest, on the slowest clock."""
-        life = self.membership.quarantine + 2.0  # looks at the peers, a call that times out
+        life = self.slowest + 2.0  # looks at the peers, a call that times out
         look = LOOK + life  # a survivor of a total loss learns of it, and begins a new life
+        if len(self.referee.lists) > 1:
+            look += 2 * life + 2 * LOOK  # a change to its end; who is overdue looks twice
         expiry = self.lease + 2.5 * self.membership.cap
         return (look + life + expiry + 3 * LONGEST_PAUSE + self.lease) / (1 - RATE_SPREAD)
 
