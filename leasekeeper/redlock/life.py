@@ -261,12 +261,15 @@ def standing(
     lists: Sequence[Membership],
     record: Record | None,
 ) -> Standing:
-    """`others` are asked only if a list is known that the node does not vote by."""
+    """`others` are asked only if a list is known that the node does not vote by. A node gives its
+    memory up only when the change is through: before that, it can still be joined.
+    """
     number, newest = number_of(own.epoch), lists[0]
-    if record is not None and number_of(record.epoch) > number:
-        return Standing.BEHIND
-    voting = [id for id in _open_in(newest, own, others) if others[id].joined]
-    through = len(voting) >= newest.quorum
+    if record is not None:
+        through = number_of(record.epoch) >= newest.number
+    else:
+        voting = [id for id in _open_in(newest, own, others) if others[id].joined]
+        through = len(voting) >= newest.quorum
     if newest.number > number and through:
         return Standing.BEHIND
     if own.joined:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 import sim_mutants_life
+import sim_mutants_membership
 import sim_mutants_votes
 from sim_judge import MUTANTS, Verdict, controls, judge_all
 
@@ -47,4 +48,5 @@ def test_where_the_mutant_is_caught_the_core_is_not(
 
 
 def test_names_are_unique() -> None:
-    assert len(MUTANTS) == len(sim_mutants_votes.MUTANTS) + len(sim_mutants_life.MUTANTS)
+    modules = (sim_mutants_votes, sim_mutants_life, sim_mutants_membership)
+    assert len(MUTANTS) == sum(len(module.MUTANTS) for module in modules)

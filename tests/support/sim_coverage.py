@@ -13,9 +13,9 @@ from collections.abc import Iterable
 from sim_faults import USUAL_WEIGHTS
 
 REPLIES = {
-    "lk1_grant": "COMMITTED GRANTED HELD CLOSED",
+    "lk1_grant": "COMMITTED GRANTED HELD CLOSED EPOCH",
     "lk1_commit": "OK HIGH NOTMINE CLOSED",
-    "lk1_renew": "OK HIGH MISSING NOTMINE CLOSED",
+    "lk1_renew": "OK HIGH MISSING NOTMINE CLOSED EPOCH",
     "lk1_adopt": "OK NOTMINE",
     "lk1_release": "OK GONE CLOSED",
     "lk1_announce": "OK LOW VOID",
@@ -25,6 +25,8 @@ REPLIES = {
     "lk1_dump": "OPEN",
     "lk1_enter": "OK",
     "lk1_forget": "OK HELD",
+    "lk1_join": "OK",
+    "lk1_raise": "OK",
     "lk1_learn": "OK",
     "lk1_open": "OK",
     "lk1_register": "OK REFUSED",
@@ -52,6 +54,7 @@ EXPECTED: frozenset[str] = frozenset(
         "candidate: resumes",
         "agent: no answer",
         "birth",
+        "change of membership",
         "total loss",
         "message lost",
         "message of a broken connection, late",

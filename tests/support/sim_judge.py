@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import sim_mutants_life
+import sim_mutants_membership
 import sim_mutants_votes
 import tick_mutants
 from sim_mutant import Mutant
@@ -14,7 +15,9 @@ from sim_run import workers
 from tick_world import search
 
 MUTANTS: dict[str, Mutant] = {
-    mutant.name: mutant for mutant in (*sim_mutants_votes.MUTANTS, *sim_mutants_life.MUTANTS)
+    mutant.name: mutant
+    for module in (sim_mutants_votes, sim_mutants_life, sim_mutants_membership)
+    for mutant in module.MUTANTS
 }
 """Of the whole core."""
 TICKS = {f"ticks: {name}": change for name, change in tick_mutants.CONTROLS.items()}

@@ -68,8 +68,11 @@ class MembershipFaults(Faults):
             self._retimed,
         ]
         old = self._sim.membership
-        new = self._dice.choice(kinds)(old)
-        self._begin_change(old, replace(new, number=old.number + 1))
+        new = replace(self._dice.choice(kinds)(old), number=old.number + 1)
+        self._prepare(new)
+        if self._dice.random() < 0.5:  # somebody hands out the new file first
+            self._sim.files |= {node.id: new for node in old.nodes}
+        self._kernel.after(self._span(1.0), self._start_coordinator)
 
     def kill_coordinator(self) -> None:
         if self._joining() and self._too_few_remember(self._sim.membership):
@@ -126,7 +129,9 @@ class MembershipFaults(Faults):
 
     # -- how it goes on --------------------------------------------------------------------------
 
-    def _begin_change(self, old: Membership, new: Membership) -> None:
+    def _prepare(self, new: Membership) -> None:
+        """What is to be done, and the nodes that come to it; nobody does it yet."""
+        old = self._sim.membership
         self._kernel.say("FAULTS", f"from {sorted(old.ids)} to {sorted(new.ids)}")
         self._change = Change(
             old=old, new=new, registry=self._sim.registry, password=str, patience=FOR_EVER
@@ -139,10 +144,6 @@ class MembershipFaults(Faults):
                 self._network.pods[node.id] = pod
                 self._sim.start_server(pod)
                 self._sim.start_agent(pod)
-        if self._dice.random() < 0.5:  # somebody hands out the new file first
-            for node in new.nodes:
-                self._sim.files[node.id] = new
-        self._kernel.after(self._span(1.0), self._start_coordinator)
 
     def _start_coordinator(self) -> None:
         if self._change is not None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from sim_membership import MembershipFaults
 from sim_scenes_life import LifeScenes
+from sim_scenes_membership import MembershipScenes
 from sim_scenes_votes import VoteScenes
 
 
-class Scenes(VoteScenes, LifeScenes, MembershipFaults):
+class Scenes(VoteScenes, LifeScenes, MembershipScenes):
     """Further kinds join as another base: a fault is a method without arguments, named in a
     profile's `weights`; a scene is a generator, named in its `scene`.
     """
