@@ -11,7 +11,7 @@ from sim_mutant import Mutant, Part, Text
 from sim_net import Server
 from sim_world import USUAL
 
-from leasekeeper.redlock import agent, functions, learnt, life, peers, quorum, registry
+from leasekeeper.redlock import agent, functions, learnt, life, peers, quorum, registry, serving
 from leasekeeper.redlock.learnt import Learnt
 from leasekeeper.redlock.life import Life
 from leasekeeper.redlock.local_server import LocalServer
@@ -200,7 +200,7 @@ MUTANTS = [
     Mutant(
         "an outranked node stays as it is",
         USURPED,
-        (Part(life, "outranked", lambda own: False),),
+        (Part(serving, "outranked", lambda own: False),),
     ),
     Mutant(
         "the same incarnation announced twice",
