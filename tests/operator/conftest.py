@@ -32,14 +32,14 @@ class Cluster:
     """kubectl as the administrator, against an API server without nodes."""
 
     def __init__(self, kubectl: str, kubeconfig: str, server: str) -> None:
-        self._kubectl = kubectl
+        self.kubectl = kubectl
         self.kubeconfig = kubeconfig
         self.server = server
         self._numbers = itertools.count(1)
 
     def run(self, *arguments: str, document: Object | None = None) -> str:
         done = subprocess.run(
-            [self._kubectl, "--kubeconfig", self.kubeconfig, *arguments],
+            [self.kubectl, "--kubeconfig", self.kubeconfig, *arguments],
             input=json.dumps(document) if document is not None else None,
             capture_output=True,
             text=True,

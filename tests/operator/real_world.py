@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import redis
 from ensemble import Ensemble as RealNodes
 from ensemble import EnsembleNode
@@ -22,6 +23,7 @@ from leasekeeper_operator.apply import Applier
 from leasekeeper_operator.ensemble import EnsembleReconciler
 from leasekeeper_operator.lock import LockReconciler
 from leasekeeper_operator.model import ensemble_key, lock_key
+from leasekeeper_operator.nodes import Link
 from leasekeeper_operator.queue import Queue
 from redis.backoff import NoBackoff
 from redis.retry import Retry
@@ -129,6 +131,46 @@ class World:
                 return bool(client.ping())
         except redis.AuthenticationError:
             return False
+
+
+class Killed(Exception):
+    """The operator, at some step."""
+
+
+class Executioner:
+    """Kills operators: each is left so many steps to live, one more than the one before. A step is
+    a request to the API server or to a node; the last one is done, and nobody knows it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, world: World) -> None:
+        self._patch = monkeypatch
+        self._world = world
+        self._left = 0
+        self.killed = 0
+
+    async def one_more(self, lives: int) -> None:
+        """An operator that remembers nothing works once, and dies in it if that takes so long."""
+        self._left = lives
+        with self._patch.context() as patch:
+            for kind, name in ((Api, "_request"), (Link, "call")):
+                patch.setattr(kind, name, self._dying(getattr(kind, name)))
+            try:
+                await self._world.ensembles.reconcile(self._world.key)
+            except Killed:
+                self.killed += 1
+        await self._world.ensembles.close()
+        self._world.start_operator(self._world.api)
+
+    def _dying(self, original: Any) -> Any:
+        async def step(*arguments: Any, **more: Any) -> Any:
+            if self._left == 0:  # what runs beside the step at which it died
+                raise Killed
+            answer = await original(*arguments, **more)
+            self._left -= 1
+            if self._left == 0:
+                raise Killed
+            return answer
+
+        return step
 
 
 class Kubelet:

@@ -269,6 +269,53 @@ async def test_kopf_leaves_no_trace_on_users_objects(operator: Operator) -> None
         assert "annotations" not in metadata
 
 
+FORBIDDEN = [
+    # What would make it an administrator.
+    "create clusterrole x --verb=get --resource=pods",
+    "create clusterrolebinding x --clusterrole=cluster-admin --user=x",
+    "create role x --verb=get --resource=secrets",
+    "create rolebinding x --clusterrole=cluster-admin --user=x",
+    "create serviceaccount x",
+    "create token default",
+    # What is the users' own.
+    "create namespace x",
+    "delete namespace default",
+    "get nodes",
+    "run x --image=x",
+    "create deployment x --image=x",
+    "create configmap other --from-literal=a=b",
+    "delete configmap kube-root-ca.crt",
+    "delete dlock --all",
+    "delete lens --all",
+    "delete statefulset --all",
+    'patch dlock orders --type=merge -p {"spec":{"paused":true}}',
+    "get mutatingwebhookconfiguration",
+    "get crd",
+]
+ALLOWED = {
+    "create role x --verb=get --resource=secrets",  # no more than it has: nobody can grant that
+    "create configmap other --from-literal=a=b",
+}
+
+
+@pytest.mark.parametrize("command", FORBIDDEN)
+async def test_what_it_must_not_do_is_forbidden(operator: Operator, command: str) -> None:
+    """By trying it, with its token. What it may do without need is named, too."""
+    trial = () if command.startswith(("get", "create token")) else ("--dry-run=server",)
+    config = operator.home / "kubeconfig"
+    asked = ("--kubeconfig", str(config), "-n", operator.namespace, *command.split(" "), *trial)
+    done = await asyncio.to_thread(
+        subprocess.run,
+        [operator.cluster.kubectl, *asked],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    refused = done.returncode != 0 and "forbidden" in done.stderr.lower()
+    assert refused == (command not in ALLOWED), done.stderr + done.stdout
+
+
 async def test_nothing_is_written_at_rest(operator: Operator) -> None:
     """Counted by the API server itself: no request of a kind that writes, not even one without
     effect."""

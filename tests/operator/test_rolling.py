@@ -16,7 +16,7 @@ from leasekeeper_operator.api import POD, Api
 from leasekeeper_operator.rolling import NodePod, Roll, decide
 
 from tests.operator.conftest import Cluster
-from tests.operator.real_world import BROKEN_IMAGE, Kubelet, World, candidate
+from tests.operator.real_world import BROKEN_IMAGE, Executioner, Kubelet, World, candidate
 from tests.sidecar.conftest import Pod, Watcher
 
 Object = dict[str, Any]
@@ -146,38 +146,18 @@ async def test_a_rollout_restart_by_hand_is_rolled_as_carefully(rolling: Rolling
     assert rolling.kubelet.most_closed == 1
 
 
-class Killed(Exception):
-    """The operator, at some step."""
-
-
 async def test_a_change_is_rolled_one_node_at_a_time_by_operators_killed_at_every_step(
     rolling: Rolling, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every request to the API server is a step; after each of the first ones a new operator, which
-    remembers nothing, takes over. All the time one pod leads, with one token."""
-    token, steps, left = rolling.leader.said()["token"], 0, 0
-    before, original = await rolling.uids(), Api._request
-
-    async def dies(api: Api, method: str, path: str, *more: Any) -> Any:
-        nonlocal left
-        answer = await original(api, method, path, *more)
-        if (left := left - 1) == 0:
-            raise Killed  # what was asked for has been done, and nobody knows it
-        return answer
-
+    """All the time one pod leads, with one token."""
+    before, token = await rolling.uids(), rolling.leader.said()["token"]
+    executioner = Executioner(monkeypatch, rolling.world)
     with Watcher([rolling.leader]) as watcher:
         rolling.change(podAnnotations={"team": "till"})
-        for left in range(1, 40):  # noqa: B007  counted down by the requests
+        for lives in range(1, 50):
             await rolling.kubelet.look()
-            with monkeypatch.context() as patch:
-                patch.setattr(Api, "_request", dies)
-                try:
-                    await rolling.world.ensembles.reconcile(rolling.world.key)
-                except Killed:
-                    steps += 1
-            await rolling.world.ensembles.close()
-            rolling.world.start_operator(rolling.world.api)
-        assert steps > 20  # the control: it did die in the middle
+            await executioner.one_more(lives)
+        assert executioner.killed > 20  # the control: it did die in the middle
         await rolling.until_rolled()
         assert rolling.leader.leads
     watcher.check()
