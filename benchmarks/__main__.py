@@ -16,7 +16,7 @@ from pathlib import Path
 from ensemble import Ensemble
 
 from benchmarks import build
-from benchmarks.figures import acquire, handover, memory, sidecar, takeover, throughput
+from benchmarks.figures import acquire, handover, memory, sidecar, stores, takeover, throughput
 from benchmarks.result import Row, table, write
 from benchmarks.rig import LONG, Rig
 
@@ -27,6 +27,7 @@ FIGURES: dict[str, Callable[[Rig], list[Row]]] = {
     "handover": handover.measure,
     "fight": handover.measure_fight,
     "takeover": takeover.measure,
+    "stores": stores.measure,
     "sidecar": sidecar.measure_cost,
     "sidecar-handover": sidecar.measure_handover,
 }

@@ -15,7 +15,7 @@ import random
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from leasekeeper.clock import Clock, Instant
+from leasekeeper.clock import Clock, Deadline, Instant
 from leasekeeper.lease import (
     Acquired,
     AlreadyGone,
@@ -38,6 +38,10 @@ T = TypeVar("T")
 
 LOOKS_A_PERIOD = 4
 """How often somebody who waits looks at the row, where the database calls nobody."""
+
+LOOK_LATEST = 1.25
+"""Times the usual pause: by then everybody who waits has looked once. So long does whoever gave the
+lock back leave it to them, or it would take it again each time before anybody else looked."""
 
 
 class SqlStore:
@@ -66,6 +70,7 @@ class SqlStore:
         # The last own attempt without an answer: its statement may be run at any time, and its id
         # never becomes a lease. So it is remembered to the end.
         self._unanswered = ""
+        self._courtesy: Deadline | None = None
         self._open = False
         self._turn = asyncio.Lock()  # one statement at a time: a connection has no more
         self._freed = asyncio.Event()
@@ -84,13 +89,19 @@ class SqlStore:
     def _period(self) -> float:
         return self._timings.retry_period
 
+    @property
+    def _look_every(self) -> float:
+        return self._period / LOOKS_A_PERIOD
+
     # -- acquire ---------------------------------------------------------------------------------
 
     async def acquire(self) -> Acquired:
+        began = self._clock.now()
+        if self._courtesy is not None and not self._courtesy.passed(began):
+            return Held(by="", free_in=self._courtesy.left(began))
         self._attempt += 1
         attempt = f"{self._candidate.id}/{self._attempt}"
         self._freed.clear()
-        began = self._clock.now()
         unanswered = True
         try:
             outcome = await self._try(attempt, began)
@@ -199,6 +210,8 @@ class SqlStore:
         except DatabaseError as wrong:
             return Unknown({self._name: str(wrong)})
         self._memory.given_back(grant.token)
+        if not self._database.notifies:
+            self._courtesy = Deadline(self._clock.now(), LOOK_LATEST * self._look_every)
         return Released() if ours else AlreadyGone()
 
     async def _give_back(self, attempt: str) -> None:
@@ -216,7 +229,7 @@ class SqlStore:
             return
         while True:
             # Not in step with the others who wait.
-            await asyncio.sleep(self._period / LOOKS_A_PERIOD * random.uniform(0.75, 1.25))
+            await asyncio.sleep(self._look_every * random.uniform(2 - LOOK_LATEST, LOOK_LATEST))
             try:
                 look = await self._look(self._period)
             except DatabaseError:

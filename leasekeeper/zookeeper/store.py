@@ -21,10 +21,13 @@ That is ZooKeeper's lease, and here is what makes ours lie inside it:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Coroutine
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from kazoo.exceptions import KazooException, NoNodeError
+from kazoo.protocol.states import EventType
 
 from leasekeeper.clock import Clock, Deadline, Instant
 from leasekeeper.lease import (
@@ -71,6 +74,20 @@ def in_order(children: list[str]) -> list[str]:
     return sorted((c for c in children if c[-10:].isdigit()), key=lambda child: child[-10:])
 
 
+@dataclass(slots=True)
+class _Place:
+    """Ours in the line, and what our last write to it proved."""
+
+    node: str
+    id: str
+    token: int
+    began: Instant
+    """From when a lease would count that was won by that write."""
+    behind: str = ""
+    """Whom we watch, if that is the holder: when it is gone, we are first, and need ask nobody."""
+    first: bool = False
+
+
 class ZooKeeperStore:
     """A `LeaseStore` for one lock and one candidate, over one session."""
 
@@ -109,11 +126,12 @@ class ZooKeeperStore:
             tls=tls,
         )
         self._attempt = 0
-        self._node: str | None = None  # our place in the queue
+        self._place: _Place | None = None
         self._prepared = 0  # the session in which the parent was made sure of
         self._held: Grant | None = None  # the last lease that was not given back
         self._before = clock.now()  # when the last request was sent that was answered
         self._largest = 0
+        self._listing: asyncio.Future[Any] | None = None
         self._freed = asyncio.Event()
         self._absence: asyncio.TimerHandle | None = None
         self._errands: set[asyncio.Task[Any]] = set()
@@ -125,13 +143,17 @@ class ZooKeeperStore:
 
     async def acquire(self) -> Acquired:
         self._disarm()
+        woken = self._freed.is_set()
         self._freed.clear()
         try:
             async with asyncio.timeout(self._timings.renew_deadline):
                 if (draining := self._last_tenure()) is not None:
                     return draining
                 await self._prepare()
-                return await self._stand_in_line()
+                return await self._stand_in_line(woken)
+        except NoNodeError:
+            self._place, self._prepared = None, 0
+            return Unavailable({NAME: "our place in the line was deleted"}, retry_in=0.0)
         except (Unanswered, Refused) as wrong:
             return Unavailable({NAME: str(wrong)})
         except TimeoutError:
@@ -157,59 +179,73 @@ class ZooKeeperStore:
         assert self._held is not None
         return Deadline(self._held.deadline.start, self._timings.ttl).left(self._clock.now())
 
-    async def _stand_in_line(self) -> Acquired:
-        if self._node is None:
-            self._attempt += 1
+    async def _stand_in_line(self, woken: bool) -> Acquired:
+        place = self._place
+        fresh = place is not None and self._since(place.began) < 1.5 * self._timings.retry_period
+        if place is None:
+            place, line = await self._join()
+        elif woken and fresh:
+            # What our last look wrote is proof enough: no need to wait for another write now.
+            if place.first:
+                return self._won(place)
+            listing, self._listing = self._listing, None
+            line = in_order(await (listing or self._session.send("get_children", self._parent)))
+        else:
+            line = await self._refresh(place)
+        if place.node not in line:
+            self._place = None
+            return Unavailable({NAME: "the session ended, and with it our place"}, retry_in=0.0)
+        if (rank := line.index(place.node)) == 0:
+            return self._won(place)
+        place.behind = self._path(line[0]) if rank == 1 else ""
+        return await self._wait_behind(line[rank - 1], line[0])
+
+    async def _join(self) -> tuple[_Place, list[str]]:
+        """Two requests at once, here and below: they are run in this order."""
+        self._attempt += 1
         id_ = f"{self._candidate.id}/{self._attempt}"
         sent = self._clock.now()
-        # Both at once: they are run in this order, and a write to our own node harms nobody if it
-        # turns out that we are not first.
-        if self._node is None:
-            write = self._session.send(
-                "create",
-                f"{self._parent}/{self._candidate.nonce}-{self._attempt}-",
-                id_.encode(),
-                ephemeral=True,
-                sequence=True,
-                include_data=True,
-            )
-        else:
-            write = self._session.send("set", self._path(self._node), id_.encode())
-        listing = self._session.send("get_children", self._parent)
-        wrote, listed = await _both(write, listing)
-        if isinstance(wrote, NoNodeError):
-            self._node, self._prepared = None, 0
-            return Unavailable({NAME: "our place in the queue was deleted"}, retry_in=0.0)
-        stat = _raised(wrote)
-        if self._node is None:
-            path, stat = stat
-            self._node = path.rpartition("/")[2]
-        line = in_order(_raised(listed))
-        began = self._answered(sent)
-        if stat.ephemeralOwner != self._session.id or self._node not in line:
-            self._node = None
-            return Unavailable({NAME: "the session ended, and with it our place"}, retry_in=0.0)
-        if (place := line.index(self._node)) > 0:
-            return await self._wait_behind(line[place - 1], line[0])
-        return self._first(id_, stat.czxid + self._floor, began)
+        path = self._path(f"{self._candidate.nonce}-{self._attempt}-")
+        options = {"ephemeral": True, "sequence": True, "include_data": True}
+        write = self._session.send("create", path, id_.encode(), **options)
+        line = await self._line_after(write)
+        path, stat = write.result()
+        token, began = stat.czxid + self._floor, self._answered(sent)
+        self._place = place = _Place(path.rpartition("/")[2], id_, token, began)
+        return place, line
 
-    def _first(self, id_: str, token: int, began: Instant) -> Acquired:
-        if token <= self._largest:
+    async def _refresh(self, place: _Place) -> list[str]:
+        sent = self._clock.now()
+        write = self._session.send("set", self._path(place.node), place.id.encode())
+        line = await self._line_after(write)
+        place.began = self._answered(sent)
+        return line if write.result().ephemeralOwner == self._session.id else []
+
+    async def _line_after(self, write: asyncio.Future[Any]) -> list[str]:
+        """Who stands in line, once what was written before is answered as well."""
+        listing = self._session.send("get_children", self._parent)
+        _, children = await asyncio.gather(write, listing)
+        return in_order(children)
+
+    def _won(self, place: _Place) -> Acquired:
+        if place.token <= self._largest:
             self._sweep()
             return Unavailable(
                 {
-                    NAME: f"the token went back from {self._largest} to {token}: ZooKeeper was made"
-                    " anew or restored; give a tokenFloor that is above all tokens before"
+                    NAME: f"the token went back from {self._largest} to {place.token}: ZooKeeper"
+                    " was made anew or restored; give a tokenFloor above all tokens before"
                 }
             )
         if self._session.granted < self._needed * 0.999:
             self._sweep()
             return Unavailable({NAME: self._too_short()})
-        grant = Grant.counted_from(began, self._timings, lock=self._lock, id=id_, token=token)
+        grant = Grant.counted_from(
+            place.began, self._timings, lock=self._lock, id=place.id, token=place.token
+        )
         if grant.deadline.passed(self._clock.now()):
             return Unavailable({NAME: "the answers came too late"}, retry_in=0.0)
         self._held = grant
-        self._largest = token
+        self._largest = place.token
         return grant
 
     def _too_short(self) -> str:
@@ -222,10 +258,15 @@ class ZooKeeperStore:
     async def _wait_behind(self, predecessor: str, first: str) -> Acquired:
         watch = self._session.send("exists", self._path(predecessor), watch=self._on_watch)
         look = self._session.send("get", self._path(first))
-        there, holder = await _both(watch, look)
-        if _raised(there) is None or isinstance(holder, NoNodeError):
-            return Unavailable({NAME: "it is our turn"}, retry_in=0.0)
-        data, stat = _raised(holder)
+        outcomes: tuple[Any, Any] = await asyncio.gather(watch, look, return_exceptions=True)
+        there, holder = outcomes
+        if there is None or isinstance(holder, NoNodeError):
+            self._freed.set()
+            return Unavailable({NAME: "somebody before us has just gone"}, retry_in=0.0)
+        for failure in (there, holder):
+            if isinstance(failure, BaseException):
+                raise failure
+        data, stat = holder
         self._largest = max(self._largest, stat.czxid + self._floor)
         by = data.decode(errors="replace").rpartition("/")[0]
         # The look after a period keeps the leader's knowledge of us fresh: see `counted_from`.
@@ -236,7 +277,7 @@ class ZooKeeperStore:
         if self._prepared and self._prepared == self._session.id:
             return
         if self._session.id != self._prepared:
-            self._node = None
+            self._place = None
         await self._session.send("ensure_path", self._parent)
         session = self._session.id  # known for certain once it has answered
         await self._remove_own()
@@ -249,11 +290,12 @@ class ZooKeeperStore:
         left = grant.deadline.left(sent)
         if left <= 0:
             return Lost("the deadline had passed before the renewal began")
-        if self._node is None or self._held is None or self._held.id != grant.id:
+        place = self._place
+        if place is None or self._held is None or self._held.id != grant.id:
             return Lost("it belongs to another session, which ends by itself")
         try:
             async with asyncio.timeout(min(left, self._timings.retry_period)):
-                path = self._path(self._node)
+                path = self._path(place.node)
                 stat = await self._session.send("set", path, grant.id.encode())
         except NoNodeError:
             return self._lost("the node of the lease is gone: the session ended, or it was deleted")
@@ -276,40 +318,42 @@ class ZooKeeperStore:
         return renewed
 
     def _lost(self, why: str) -> Lost:
-        self._held = self._node = None
+        self._held = self._place = None
         return Lost(why)
 
     async def release(self, grant: Grant) -> ReleaseOutcome:
-        return await asyncio.shield(self._run_errand(self._release(grant)))
-
-    async def _release(self, grant: Grant) -> ReleaseOutcome:
-        if self._node is None or self._held is None or self._held.id != grant.id:
+        place = self._place
+        if place is None or self._held is None or self._held.id != grant.id:
             return AlreadyGone()
-        node, self._node, self._held = self._node, None, None
+        self._place = self._held = None
         self._disarm()
+        deletion = self._session.send("delete", self._path(place.node))
+        return await asyncio.shield(self._run_errand(self._released(deletion)))
+
+    async def _released(self, deletion: asyncio.Future[Any]) -> ReleaseOutcome:
         try:
             async with asyncio.timeout(self._timings.retry_period):
-                there = await self._delete(node)
+                await deletion
+        except NoNodeError:
+            return AlreadyGone()
         except (Unanswered, Refused, TimeoutError) as wrong:
             self._prepared = 0  # the next attempt looks for it; a session that ends takes it along
             self._sweep()
             return Unknown({NAME: str(wrong) or "no answer"})
-        return Released() if there else AlreadyGone()
-
-    async def _delete(self, node: str) -> bool:
-        """False: it was not there."""
-        try:
-            await self._session.send("delete", self._path(node))
-        except NoNodeError:
-            return False
-        return True
+        return Released()
 
     # -- waiting ---------------------------------------------------------------------------------
 
     async def freed(self) -> None:
         await self._freed.wait()
 
-    def _on_watch(self, _event: Any) -> None:
+    def _on_watch(self, event: Any) -> None:
+        if self._place and (event.type, event.path) == (EventType.DELETED, self._place.behind):
+            self._place.first = True
+        elif self._place:
+            # Asked here already: the answer is on its way while whoever waits wakes up.
+            self._listing = self._session.send("get_children", self._parent)
+            self._listing.add_done_callback(_seen)
         self._freed.set()
 
     def _on_change(self) -> None:
@@ -331,12 +375,12 @@ class ZooKeeperStore:
             self._absence = None
 
     def _sweep(self) -> None:
-        self._held = self._node = None
+        self._held = self._place = None
         self._run_errand(self._leave())
 
     async def _leave(self) -> None:
         """Removes whatever of ours stands in the line, until it could be done."""
-        while self._node is None and self._session.id:
+        while self._place is None and self._session.id:
             try:
                 async with asyncio.timeout(self._timings.retry_period):
                     await self._remove_own()
@@ -351,8 +395,9 @@ class ZooKeeperStore:
         except NoNodeError:
             return
         for child in children:
-            if child.startswith(prefix) and child != self._node:
-                await self._delete(child)
+            if child.startswith(prefix) and (not self._place or child != self._place.node):
+                with contextlib.suppress(NoNodeError):
+                    await self._session.send("delete", self._path(child))
 
     async def observe(self) -> Observation:
         try:
@@ -371,12 +416,15 @@ class ZooKeeperStore:
 
     async def close(self) -> None:
         self._disarm()
-        self._node = None
+        self._place = None
         for errand in self._errands:
             errand.cancel()
         await self._session.close(self._timings.retry_period)
 
     # -- shared ----------------------------------------------------------------------------------
+
+    def _since(self, instant: Instant) -> float:
+        return self._clock.now().elapsed_since(instant)
 
     def _path(self, node: str) -> str:
         return f"{self._parent}/{node}"
@@ -400,14 +448,7 @@ class ZooKeeperStore:
         return errand
 
 
-async def _both(first: asyncio.Future[Any], second: asyncio.Future[Any]) -> tuple[Any, Any]:
-    """What came of two requests that were sent at once: an answer each, or a failure."""
-    outcomes = await asyncio.gather(first, second, return_exceptions=True)
-    return outcomes[0], outcomes[1]
-
-
-def _raised(outcome: Any) -> Any:
-    """The answer; if it is a failure, it is raised."""
-    if isinstance(outcome, BaseException):
-        raise outcome
-    return outcome
+def _seen(answer: asyncio.Future[Any]) -> None:
+    """An answer that nobody may come for is no error that was missed."""
+    if not answer.cancelled():
+        answer.exception()

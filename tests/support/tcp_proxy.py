@@ -21,6 +21,7 @@ class TcpProxy:
     """
 
     def __init__(self, port: int, host: str = "127.0.0.1") -> None:
+        self.target = port
         self._target = (host, port)
         self.port = free_port()
         self._loop = asyncio.new_event_loop()
