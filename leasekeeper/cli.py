@@ -72,14 +72,14 @@ def _parser(light: bool) -> argparse.ArgumentParser:
     return parser
 
 
-def _from_one(kind: type[int] | type[float]) -> Callable[[str], float]:
+def _number(kind: type[int] | type[float], least: int = 1) -> Callable[[str], float]:
     def parse(text: str) -> float:
         try:
             number = kind(text)
         except ValueError:
             number = 0
-        if not 1 <= number < math.inf:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
+        if not least <= number < math.inf:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number from {least} on")
         return number
 
     return parse
@@ -95,12 +95,12 @@ def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     )
     demo.add_argument(
         "--seconds",
-        type=_from_one(float),
+        type=_number(float),
         default=None,
-        help="how long it runs (until you end it; without hands 30)",
+        help="how long it runs, from the first leader on (until you end it; without hands 30)",
     )
-    demo.add_argument("--lease", type=_from_one(float), default=3.0, help="lease in seconds (3)")
-    demo.add_argument("--candidates", type=_from_one(int), default=5, help="how many take part (5)")
+    demo.add_argument("--lease", type=_number(float, 2), default=3.0, help="lease in seconds (3)")
+    demo.add_argument("--candidates", type=_number(int), default=5, help="how many take part (5)")
     demo.add_argument(
         "--chaos",
         action=argparse.BooleanOptionalAction,

@@ -9,7 +9,7 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from leasekeeper.demo.faults import Faults
@@ -22,6 +22,7 @@ from leasekeeper.demo.world import LOCK, World
 SWEEP = 0.005  # seconds between two looks at all files
 LOOK_EVERY = 0.2  # seconds between two looks at the nodes and the journal
 VOTES_KEPT = 400
+LONGEST_START = 60.0  # seconds; a machine that has nothing else to do needs one or two
 
 Event = dict[str, Any]
 Work = Callable[[], Coroutine[Any, Any, None]]
@@ -98,12 +99,17 @@ class Demo:
     # -- the run ---------------------------------------------------------------------------------
 
     async def run(self, seconds: float | None, stop: asyncio.Event) -> None:
-        """Until the time is over, or somebody stops it."""
-        end = None if seconds is None else now() + seconds
+        """Until the time is over, or somebody stops it. It counts from the first leader on: how
+        long twenty processes take to start is no part of it.
+        """
+        started = False
+        end = None if seconds is None else now() + seconds + LONGEST_START
         looking = asyncio.ensure_future(self._keep_looking())
         try:
             while not stop.is_set() and (end is None or now() < end):
                 self._sweep()
+                if seconds is not None and not started and self._leader:
+                    started, end = True, now() + seconds
                 await self._do_what_is_due()
                 await self._break_something(end)
                 if looking.done():
@@ -158,11 +164,9 @@ class Demo:
 
     async def _keep_looking(self) -> None:
         while True:
-            looks = await asyncio.to_thread(self._asking.all)
-            for before, after in zip(self.looks, looks, strict=True):
-                if before.state != after.state:
-                    self._node_changed(after)
-            self.looks = looks
+            looks = [self._judged(look) for look in await asyncio.to_thread(self._asking.all)]
+            before, self.looks = self.looks, looks
+            self._tell_of_nodes(before, looks)
             self._look_at_journal()
             for sentence in self.world.casualties():
                 if sentence not in self._casualties:
@@ -170,29 +174,34 @@ class Demo:
                     self.say("ended", sentence)
             await asyncio.sleep(LOOK_EVERY)
 
+    def _judged(self, look: Look) -> Look:
+        """A node that never voted has nothing that it could have forgotten."""
+        new = look.node not in self._opened and look.state == "quarantine"
+        return replace(look, state="starting") if new else look
+
+    def _tell_of_nodes(self, before: list[Look], after: list[Look]) -> None:
+        """One sentence for all that changed in the same way at the same time."""
+        changed = [b for a, b in zip(before, after, strict=True) if a.state != b.state]
+        for state in ("quarantine", "open"):
+            nodes = [look.node for look in changed if look.state == state]
+            known = [node for node in nodes if node in self._opened]
+            if known:
+                voted = sum(look.state == "open" for look in before)
+                sentence = _node_sentence(state, known, self.world, others_voted=voted)
+                self.say("node", sentence, nodes=known, state=state)
+            if state == "open":
+                self._opened.update(nodes)
+        for look in changed:
+            self._resting_since.pop(look.node, None)
+            if look.state == "quarantine":
+                self._resting_since[look.node] = now()
+
     def rests_for(self, node: str) -> float:
         """About how long a node in quarantine still does not vote; its agent knows it exactly."""
         since = self._resting_since.get(node)
         if since is None:
             return 0.0
         return max(0.0, since + self.world.membership.quarantine - now())
-
-    def _node_changed(self, after: Look) -> None:
-        if after.state == "quarantine":
-            self._resting_since[after.node] = now()
-        else:
-            self._resting_since.pop(after.node, None)
-        lease, rest = self.world.lease, self.world.membership.quarantine
-        sentence = {
-            "quarantine": f"node {after.node} restarted empty: it will not vote for {rest:.1f} s,"
-            f" because it may have granted a lease of {lease:g} s that it no longer remembers",
-            "open": f"node {after.node} votes again: every lease that it may have forgotten is"
-            " over, and it has learnt the tokens from the others",
-        }.get(after.state)
-        if sentence is not None and after.node in self._opened:
-            self.say("node", sentence, node=after.node, state=after.state)
-        if after.state == "open":
-            self._opened.add(after.node)
 
     def _look_at_journal(self) -> None:
         for sentence in self.journal.look():
@@ -218,3 +227,21 @@ class Demo:
             "journal": self.journal.entries,
             "refused": self.journal.refused,
         }
+
+
+def _node_sentence(state: str, nodes: list[str], world: World, *, others_voted: int) -> str:
+    one = len(nodes) == 1
+    names = f"node {nodes[0]}" if one else f"nodes {', '.join(nodes[:-1])} and {nodes[-1]}"
+    it, votes = ("it", "votes") if one else ("they", "vote")
+    if state == "quarantine":
+        return (
+            f"{names} restarted empty: {it} will not vote for"
+            f" {world.membership.quarantine:.1f} s, because {it} may have granted a lease of"
+            f" {world.lease:g} s that {it} no longer {'remembers' if one else 'remember'}"
+        )
+    how = (
+        f"{it} learnt the tokens from the others"
+        if others_voted >= world.membership.quorum
+        else "the record of births says above which token to go on"
+    )
+    return f"{names} {votes} again: every lease that {it} may have forgotten is over, and {how}"

@@ -78,8 +78,16 @@ def _side_by_side(left: RenderableType, right: RenderableType) -> Table:
     return grid
 
 
-def _nodes(state: dict[str, Any]) -> Panel:
+def _table(columns: int) -> Table:
+    """One line a row, however narrow the terminal is."""
     table = Table.grid(padding=(0, 1), expand=True)
+    for _ in range(columns):
+        table.add_column(no_wrap=True, overflow="ellipsis")
+    return table
+
+
+def _nodes(state: dict[str, Any]) -> Panel:
+    table = _table(3)
     table.add_row(Text("node", "dim"), Text("state", "dim"), Text("votes for", "dim"))
     for node in state["nodes"]:
         what = node["state"]
@@ -94,7 +102,7 @@ def _nodes(state: dict[str, Any]) -> Panel:
 
 
 def _candidates(state: dict[str, Any], chosen: str) -> Panel:
-    table = Table.grid(padding=(0, 1), expand=True)
+    table = _table(4)
     heads = ("candidate", "state", "token", "deadline")
     table.add_row(*(Text(head, "dim") for head in heads))
     for candidate in state["candidates"]:
