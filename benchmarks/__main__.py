@@ -16,7 +16,16 @@ from pathlib import Path
 from ensemble import Ensemble
 
 from benchmarks import build
-from benchmarks.figures import acquire, handover, memory, sidecar, stores, takeover, throughput
+from benchmarks.figures import (
+    acquire,
+    handover,
+    memory,
+    operator,
+    sidecar,
+    stores,
+    takeover,
+    throughput,
+)
 from benchmarks.result import Row, table, write
 from benchmarks.rig import LONG, Rig
 
@@ -30,6 +39,7 @@ FIGURES: dict[str, Callable[[Rig], list[Row]]] = {
     "stores": stores.measure,
     "sidecar": sidecar.measure_cost,
     "sidecar-handover": sidecar.measure_handover,
+    "operator": operator.measure,
 }
 
 

@@ -111,6 +111,8 @@ async def client_configuration(kubeconfig: str | None = None) -> Any:
         await load_kube_config(path, client_configuration=configuration)  # type: ignore[no-untyped-call]
     else:
         load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+    # Else it looks for proxies and a ~/.netrc, by a thread and for every single request.
+    configuration.client_session_kwargs = {"trust_env": False}
     return configuration
 
 

@@ -72,6 +72,8 @@ class Gate:
         self._clock = clock
         self._until: Deadline | None = None
         self._inside = 0
+        self.passed = 0
+        """How many writes went through, for the metrics: at rest, none."""
         self._empty = asyncio.Event()
         self._empty.set()
 
@@ -97,6 +99,7 @@ class Gate:
     @contextlib.asynccontextmanager
     async def passing(self) -> AsyncIterator[None]:
         self.check()
+        self.passed += 1
         self._inside += 1
         self._empty.clear()
         try:

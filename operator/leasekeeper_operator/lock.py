@@ -183,16 +183,19 @@ class LockReconciler:
     async def _refuse_while_elsewhere(self, lock: Lock, ensemble: Ensemble) -> None:
         """A lock of this name may have been deleted on another ensemble a moment ago, and its pods
         may still elect a leader there."""
-        for found in await self._api.find(ENSEMBLE):
-            other = Ensemble.parse(found)
-            if other.key == ensemble.key:
+        others = [Ensemble.parse(found) for found in await self._api.find(ENSEMBLE)]
+        # All at once: with ten ensembles and a thousand locks, one by one took half of a start.
+        secrets = {
+            (found["metadata"]["namespace"], found["metadata"]["name"]): found
+            for found in await self._api.find(SECRET, labels=names.OF_ENSEMBLES)
+        }
+        for other in others:
+            secret = secrets.get((other.namespace, names.users_secret(other.name)))
+            if other.key == ensemble.key or secret is None:
                 continue
-            name = names.users_secret(other.name)
-            secret = await self._api.get(SECRET, other.namespace, name)
-            if secret is None or lock.full_name not in known_locks(secret):
-                continue
-            self._locks_changed(other.key)
-            raise _moving(other.full_name, ensemble)
+            if lock.full_name in known_locks(secret):
+                self._locks_changed(other.key)
+                raise _moving(other.full_name, ensemble)
 
     async def _check_secret(self, lock: Lock, ensemble: Ensemble, secret: Object) -> None:
         name = f"{lock.namespace}/{secret['metadata']['name']}"

@@ -79,6 +79,7 @@ class LockUsers:
         self._applier = applier
         self._now = now
         self._states: dict[Key, _State] = {}
+        self._reading = asyncio.Lock()
 
     def invalidate(self, ensemble: Key) -> None:
         """A lock of this ensemble came, went or changed."""
@@ -120,7 +121,9 @@ class LockUsers:
             # Set before reading: what is invalidated while we read is read again.
             state.read_at, state.generation = self._now(), ensemble.generation
             try:
-                await self._read(ensemble, state)
+                # One at a time: each holds all locks of the cluster in memory for a moment.
+                async with self._reading:
+                    await self._read(ensemble, state)
             except BaseException:
                 state.read_at = None
                 raise

@@ -19,7 +19,7 @@ from leasekeeper import __version__
 from leasekeeper.lease import ConfigurationError
 from leasekeeper_operator.api import ENSEMBLE, LOCK, Api, ApiError
 from leasekeeper_operator.apply import Applier
-from leasekeeper_operator.election import Deadman, Election, LeaderApi
+from leasekeeper_operator.election import Deadman, Election, Gate, LeaderApi
 from leasekeeper_operator.ensemble import EnsembleReconciler
 from leasekeeper_operator.lock import LockReconciler
 from leasekeeper_operator.metrics import Metrics
@@ -98,7 +98,7 @@ class Operator:
         settings: Settings,
         ensembles: EnsembleReconciler,
         queue: Queue,
-        leads: Callable[[], bool],
+        gate: Gate,
     ) -> None:
         self._settings = settings
         self._queue = queue
@@ -110,7 +110,8 @@ class Operator:
         self._stopped.set()
         self.watching = asyncio.Event()
         self.metrics = Metrics(
-            leads=leads,
+            leads=lambda: gate.open,
+            writes=lambda: gate.passed,
             waiting=lambda: queue.depth,
             failing=lambda: queue.failing,
             nodes=ensembles.nodes_open,
@@ -172,7 +173,7 @@ async def run(settings: Settings, deadman: Deadman | None = None) -> None:
         stack.push_async_callback(leader_api.close)
         queue = Queue()
         ensembles = EnsembleReconciler(leader_api, Applier(leader_api), settings, queue)
-        operator = Operator(leader_api, settings, ensembles, queue, leads=lambda: election.leads)
+        operator = Operator(leader_api, settings, ensembles, queue, election.gate)
         stack.push_async_callback(operator.close)
         webhook = Webhook(api, settings) if settings.webhook_service else None
         health = Health(election, operator.watching, webhook)

@@ -31,6 +31,7 @@ class Metrics:
         self,
         *,
         leads: Callable[[], bool],
+        writes: Callable[[], int],
         waiting: Callable[[], int],
         failing: Callable[[], int],
         nodes: Callable[[], Mapping[Key, tuple[int, int]]],
@@ -39,6 +40,7 @@ class Metrics:
         from prometheus_client import CollectorRegistry, Counter, Histogram
 
         self._leads = leads
+        self._writes = writes
         self._waiting = waiting
         self._failing = failing
         self._nodes = nodes
@@ -76,7 +78,11 @@ class Metrics:
         self._seconds.labels(kind).observe(seconds)
 
     def collect(self) -> Iterator[Metric]:
-        from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily
+        from prometheus_client.core import (
+            CounterMetricFamily,
+            GaugeMetricFamily,
+            InfoMetricFamily,
+        )
 
         def gauge(name: str, help_: str, value: float) -> Metric:
             return GaugeMetricFamily(f"leasekeeper_operator_{name}", help_, value=value)
@@ -84,6 +90,8 @@ class Metrics:
         leads = self._leads()
         info = {"version": __version__}
         yield InfoMetricFamily("leasekeeper_operator", "What runs here.", value=info)
+        help_ = "Writes to the API server; at rest there are none."
+        yield CounterMetricFamily("leasekeeper_operator_writes", help_, value=self._writes())
         yield gauge("leading", "1 while this replica is the elected one.", leads)
         if not leads:
             return

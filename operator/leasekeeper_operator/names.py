@@ -13,6 +13,8 @@ ANNOTATION_APPLIED = "leasekeeper.dev/applied"
 """Hash of what was applied, so that nothing is written when nothing changed."""
 MANAGED = {"app.kubernetes.io/managed-by": "leasekeeper"}
 MANAGED_SELECTOR = "app.kubernetes.io/managed-by=leasekeeper"
+OF_ENSEMBLES = f"{MANAGED_SELECTOR},{LABEL_ENSEMBLE},!{LABEL_LOCK}"
+"""Of the objects of all ensembles; those of locks name theirs, too."""
 
 LONGEST_LOCK_NAME = 63
 _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")

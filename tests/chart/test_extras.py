@@ -101,7 +101,11 @@ def test_alerts_and_dashboard_ask_for_metrics_that_there_are() -> None:
 
     key = ensemble_key("lk", "default")
     operator = Metrics(
-        leads=lambda: True, waiting=lambda: 0, failing=lambda: 0, nodes=lambda: {key: (5, 5)}
+        leads=lambda: True,
+        writes=lambda: 0,
+        waiting=lambda: 0,
+        failing=lambda: 0,
+        nodes=lambda: {key: (5, 5)},
     )
     operator.observe("LockEnsemble", "done", 0.1)
     exported = page([reading], 0).decode() + operator.text().decode()

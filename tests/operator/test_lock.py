@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 import pytest
+from leasekeeper_operator import names
 from leasekeeper_operator.api import Api
 from leasekeeper_operator.apply import Applier
 from leasekeeper_operator.board import Board
@@ -239,6 +240,8 @@ async def test_a_lock_that_another_ensemble_may_still_know_is_not_published(worl
             *("-n", other, "create", "secret", "generic", "main-users"),
             f"--from-literal={key}={line}",
         )
+        labels = (names.MANAGED_SELECTOR, f"{names.LABEL_ENSEMBLE}=main")
+        world.cluster.run("-n", other, "label", "secret", "main-users", *labels)
         world.told.clear()
         assert await world.reconciler.reconcile(world.key) == 2.0
         status, reason, message = world.condition("Ready")

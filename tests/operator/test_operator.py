@@ -226,6 +226,7 @@ async def test_its_metrics_say_who_leads_what_is_done_and_what_is_open(operator:
     page = await asyncio.to_thread(operator.metrics)
     assert page["leasekeeper_operator_leading"] == 1
     assert page["leasekeeper_operator_failing"] == 0
+    assert page["leasekeeper_operator_writes_total"] > 0
     assert page['leasekeeper_operator_reconciles_total{kind="DistributedLock",outcome="done"}'] > 0
     assert page['leasekeeper_operator_reconcile_seconds_count{kind="LockEnsemble"}'] > 0
     where = f'{{ensemble="default",namespace="{operator.namespace}"}}'

@@ -1,0 +1,212 @@
+"""The operator with 1,000 locks on 10 ensembles, on a real API server without machines.
+
+The nodes do not run: what is measured is the operator and what it asks of the API server. At rest
+it looks at its nodes in vain, which costs no less than looking at nodes that answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import AsyncGenerator, Iterator
+from pathlib import Path
+from typing import Any
+
+from control_plane import ControlPlane
+from kube_lease import administrator
+from leasekeeper_operator.ensemble import WAIT_SECONDS
+from servers import free_port
+
+from benchmarks.result import Row, at_most, note, percentile
+from benchmarks.rig import Rig
+from leasekeeper.kubernetes import record
+from leasekeeper.kubernetes.api import ApiServer
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+NAMESPACE = "bench"
+STILL = 10.0  # seconds without a write: then the last one was the end of the start
+PATIENCE = 300.0
+GROUP = "leasekeeper.dev/v1alpha1"
+
+Object = dict[str, Any]
+
+
+class Operator:
+    def __init__(self, plane: ControlPlane, home: Path) -> None:
+        self._port = free_port()
+        environment = {
+            **os.environ,
+            "KUBECONFIG": str(plane.kubeconfig),
+            "LEASEKEEPER_NAMESPACE": NAMESPACE,
+            "LEASEKEEPER_SIDECAR_IMAGE": "example.test/sidecar:1",
+            "LEASEKEEPER_HTTP_PORT": str(free_port()),
+            "LEASEKEEPER_METRICS_PORT": str(self._port),
+            # A cluster says at once that a name is unknown; a machine without a network does not.
+            "RES_OPTIONS": "timeout:1 attempts:1",
+        }
+        self.began = time.monotonic()
+        with (home / "operator.log").open("wb") as log:
+            command = [sys.executable, "-m", "leasekeeper_operator.main"]
+            self._child = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+
+    def stop(self) -> None:
+        self._child.terminate()
+        self._child.wait(30)
+
+    def metrics(self) -> dict[str, float]:
+        try:
+            address = f"http://127.0.0.1:{self._port}/metrics"
+            with urllib.request.urlopen(address, timeout=10) as answer:
+                lines = answer.read().decode().splitlines()
+        except OSError:
+            return {}
+        samples = (line.rpartition(" ") for line in lines if not line.startswith("#"))
+        return {name: float(value) for name, _, value in samples}
+
+    def writes(self) -> float:
+        return self.metrics().get("leasekeeper_operator_writes_total", 0.0)
+
+    def memory(self, field: str) -> float:
+        status = Path(f"/proc/{self._child.pid}/status").read_text()
+        (line,) = [line for line in status.splitlines() if line.startswith(field + ":")]
+        return int(line.split()[1]) / 1024
+
+    def processor_seconds(self) -> float:
+        fields = Path(f"/proc/{self._child.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def seconds_to_quiet(self) -> float:
+        """From the start of the process to its last write."""
+        last, since = -1.0, time.monotonic()
+        while time.monotonic() - self.began < PATIENCE:
+            assert self._child.poll() is None, "the operator ended"
+            now, page = time.monotonic(), self.metrics()
+            writes = page.get("leasekeeper_operator_writes_total", 0.0)
+            if writes != last:
+                last, since = writes, now
+            idle = page.get("leasekeeper_operator_queue_depth") == 0
+            if writes and idle and now - since >= STILL:
+                return since - self.began
+            time.sleep(0.25)
+        raise TimeoutError(f"not quiet after {PATIENCE:.0f} s")
+
+
+def measure(rig: Rig) -> list[Row]:
+    locks, ensembles, rest, changes = (100, 2, 15, 20) if rig.quick else (1000, 10, 60, 200)
+    with tempfile.TemporaryDirectory(prefix="lk-bench-") as folder, _world(Path(folder)) as plane:
+        _declare(plane, locks, ensembles)
+        operator = Operator(plane, Path(folder))
+        try:
+            quiet = operator.seconds_to_quiet()
+            assert _published(plane) == locks, "the operator is quiet, and not done"
+            start = operator.processor_seconds()
+            if not rig.quick:
+                time.sleep(WAIT_SECONDS)  # for so long it looks more often at nodes that may open
+            processor, writes = operator.processor_seconds(), operator.writes()
+            time.sleep(rest)
+            share = (operator.processor_seconds() - processor) / rest * 100
+            written = operator.writes() - writes
+            memory, peak = operator.memory("VmRSS"), operator.memory("VmHWM")
+            latencies = asyncio.run(_change(plane, locks, changes))
+        finally:
+            operator.stop()
+    what = f"operator, {locks} locks on {ensembles} ensembles: "
+    return [
+        at_most(what + "start to quiet", "s", quiet, 30, "a bound"),
+        note(what + "processor until then", "s", start, "", None),
+        at_most(what + "resident memory", "MiB", memory, 150, "a bound"),
+        note(what + "its peak", "MiB", peak, "", None),
+        at_most(what + f"writes in {rest} s at rest", "", written, 0.5, "none"),
+        at_most(what + "processor at rest", "% of a core", share, 1.0, "a bound"),
+        note(what + "a changed lock, p50", "s", percentile(latencies, 50), "", None),
+        at_most(what + "a changed lock, p99", "s", percentile(latencies, 99), 1.0, "a bound"),
+    ]
+
+
+@contextlib.contextmanager
+def _world(folder: Path) -> Iterator[ControlPlane]:
+    with ControlPlane(folder / "plane") as plane:
+        _kubectl(plane, "apply", "--server-side", "-f", str(REPOSITORY / "crds"))
+        _kubectl(plane, "wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
+        _kubectl(plane, "get", "dlock,lens", "--all-namespaces")
+        _kubectl(plane, "create", "namespace", NAMESPACE)
+        yield plane
+
+
+def _kubectl(plane: ControlPlane, *arguments: str, given: Object | None = None) -> str:
+    command = [str(plane.kubectl), "--kubeconfig", str(plane.kubeconfig), *arguments]
+    text = None if given is None else json.dumps(given)
+    done = subprocess.run(command, input=text, check=True, capture_output=True, text=True)
+    return done.stdout
+
+
+def _declare(plane: ControlPlane, locks: int, ensembles: int) -> None:
+    def named(kind: str, name: str, spec: Object) -> Object:
+        place = {"namespace": NAMESPACE, "name": name}
+        return {"apiVersion": GROUP, "kind": kind, "metadata": place, "spec": spec}
+
+    async def make() -> None:
+        api = administrator(plane)
+        # As the chart does: nobody can have been deleted under it.
+        lease = record.made(NAMESPACE, "leasekeeper-operator")
+        lease["metadata"]["annotations"] = {record.FRESH: "true"}
+        await _post(api, "/apis/coordination.k8s.io/v1", "leases", lease)
+        for number in range(ensembles):
+            await _post(
+                api, f"/apis/{GROUP}", "lockensembles", named("LockEnsemble", f"e{number}", {})
+            )
+        for number in range(locks):
+            spec = {"ensembleRef": {"name": f"e{number % ensembles}"}}
+            lock = named("DistributedLock", f"lock-{number}", spec)
+            await _post(api, f"/apis/{GROUP}", "distributedlocks", lock)
+        api.close()
+
+    asyncio.run(make())
+
+
+async def _post(api: ApiServer, group: str, plural: str, obj: Object) -> None:
+    path = f"{group}/namespaces/{NAMESPACE}/{plural}"
+    reply = await api.request("POST", path, json.dumps(obj).encode(), timeout=30, keep=True)
+    assert reply.status == 201, reply.message
+
+
+def _published(plane: ControlPlane) -> int:
+    names = _kubectl(plane, "-n", NAMESPACE, "get", "secrets", "-o=name").split()
+    return sum(name.startswith("secret/leasekeeper-lock-") for name in names)
+
+
+async def _change(plane: ControlPlane, locks: int, changes: int) -> list[float]:
+    """Seconds from a patch of a lock to the new `lock.json` in its Secret."""
+    api, found = administrator(plane), []
+    for number in range(changes):
+        lock, lease = f"lock-{number * 7 % locks}", 16 + number % 10
+        async with contextlib.aclosing(_published_leases(plane, lock)) as leases:
+            await anext(leases)  # as it stands: the watch runs
+            body = json.dumps({"spec": {"leaseDurationSeconds": lease}}).encode()
+            began = time.monotonic()
+            path = f"/apis/{GROUP}/namespaces/{NAMESPACE}/distributedlocks/{lock}"
+            reply = await api.merge_patch(path, body)
+            assert reply.status == 200, reply.message
+            async with asyncio.timeout(60):
+                while await anext(leases) != lease:
+                    pass
+            found.append(time.monotonic() - began)
+    return found
+
+
+async def _published_leases(plane: ControlPlane, lock: str) -> AsyncGenerator[float, None]:
+    """The leaseDurationSeconds that a lock's Secret says, now and after each change."""
+    field = f"fieldSelector=metadata.name%3Dleasekeeper-{lock}"
+    path = f"/api/v1/namespaces/{NAMESPACE}/secrets?watch=1&{field}"
+    async with contextlib.aclosing(administrator(plane).watch(path, timeout=30)) as events:  # type: ignore[type-var]
+        async for event in events:
+            text = base64.b64decode(event["object"]["data"]["lock.json"])
+            yield json.loads(text)["timings"]["leaseDurationSeconds"]
