@@ -90,8 +90,7 @@ class Membership:
 
     @property
     def epoch(self) -> str:
-        text = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
-        return f"{self.number}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+        return _epoch_of(self)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -122,6 +121,13 @@ class Membership:
             raise ConfigurationError(f"membership: the key {missing} is missing") from None
         except (TypeError, ValueError, OverflowError) as wrong:
             raise ConfigurationError(f"membership: {wrong}") from None
+
+
+@lru_cache(maxsize=32)
+def _epoch_of(membership: Membership) -> str:
+    """Asked for with every look at a peer, and dear to compute."""
+    text = json.dumps(membership.to_json(), sort_keys=True, separators=(",", ":"))
+    return f"{membership.number}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
 def micros(seconds: float) -> str:

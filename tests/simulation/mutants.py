@@ -15,7 +15,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "support"))
 
-from sim_judge import MUTANTS, TICKS, judge_all, rates
+from sim_judge import TICKS, judge_all, rates
+from sim_mutants import MUTANTS
 from sim_run import cores
 
 RATHER = 20

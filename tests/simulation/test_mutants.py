@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import pytest
-import sim_mutants_life
-import sim_mutants_membership
-import sim_mutants_votes
-from sim_judge import MUTANTS, Verdict, controls, judge_all
+from sim_judge import Verdict, controls, judge_all
+from sim_mutants import MUTANTS
 
 
 def _chosen(request: pytest.FixtureRequest, test: str) -> list[str]:
@@ -45,8 +43,3 @@ def test_where_the_mutant_is_caught_the_core_is_not(
 ) -> None:
     """The control: the same kind of schedules, with nothing taken away."""
     assert wrong[name] == []
-
-
-def test_names_are_unique() -> None:
-    modules = (sim_mutants_votes, sim_mutants_life, sim_mutants_membership)
-    assert len(MUTANTS) == sum(len(module.MUTANTS) for module in modules)

@@ -8,7 +8,7 @@ import pytest
 from sim_run import replay_command, simulate
 from sim_world import LARGE, USUAL, Profile, run_schedule
 
-# About ten a second and core, with all the faults; `make simulate` runs as many as one likes.
+# About fifty a second and core; `make simulate` runs as many as one likes.
 SCHEDULES = 200_000 if os.environ.get("LEASEKEEPER_LONG") else 3_000
 
 

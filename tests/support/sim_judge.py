@@ -6,20 +6,12 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-import sim_mutants_life
-import sim_mutants_membership
-import sim_mutants_votes
 import tick_mutants
 from sim_mutant import Mutant
+from sim_mutants import MUTANTS
 from sim_run import workers
 from tick_world import search
 
-MUTANTS: dict[str, Mutant] = {
-    mutant.name: mutant
-    for module in (sim_mutants_votes, sim_mutants_life, sim_mutants_membership)
-    for mutant in module.MUTANTS
-}
-"""Of the whole core."""
 TICKS = {f"ticks: {name}": change for name, change in tick_mutants.CONTROLS.items()}
 """Of a node's time alone."""
 CONTROLS = 20

@@ -36,6 +36,9 @@ class Machine:
             self.node.load(library, sources[library].split("\n", 1)[1])
             for name in self.node.libraries[library].values():
                 self.library_of[name] = library
+        self.listeners: Callable[[str], int] = lambda _: 0
+        """Of the server whose turn it is. Lua is given a function once: that is dear."""
+        self.node.listeners = lambda topic: self.listeners(topic)
         self.call: Any = lua_node._lua.eval(_CALL)
         self.new_data: Any = lua_node._lua.eval("function() return {} end")
         self.flush: Any = lua_node._lua.eval(
@@ -94,11 +97,10 @@ class Memory:
         library = self._machine.library_of.get(name)
         if library is None or library not in self._loaded:
             return None
-        self._machine.node.listeners = self._listeners
+        machine = self._machine
+        machine.listeners = self._listeners
         try:
-            reply: tuple[str, ...] = self._machine.call(
-                self._machine.node, self._data, name, key, *args
-            )
+            reply: tuple[str, ...] = machine.call(machine.node, self._data, name, key, *args)
         except lua51.LuaError as wrong:
             raise lua_node.FunctionFailed(f"{name}: {wrong}") from None
         return reply if isinstance(reply, tuple) else (reply,)

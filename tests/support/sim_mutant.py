@@ -4,9 +4,11 @@ function in a module of the core. The product has no switch for it.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
@@ -25,13 +27,26 @@ class Text:
 
 @dataclass(frozen=True)
 class Part:
-    """Python: the attribute `name` of `target` becomes `new`."""
+    """Python: the attribute `name` of `target` becomes `new`. A function of a module becomes so in
+    every module of the core that has imported it: otherwise it is not taken away at all when its
+    caller moves.
+    """
 
     target: Any
     name: str
     new: Any
     is_there: bool = True
     """Otherwise it is made: a class attribute in front of what instances have."""
+
+    def targets(self) -> list[Any]:
+        if not isinstance(self.target, ModuleType):
+            return [self.target]
+        original = getattr(self.target, self.name)
+        return [
+            module
+            for name, module in list(sys.modules.items())
+            if name.startswith("leasekeeper") and vars(module).get(self.name) is original
+        ]
 
 
 @dataclass(frozen=True)
@@ -58,9 +73,10 @@ class Mutant:
             for change in self.changes:
                 if isinstance(change, Part):
                     create = not change.is_there
-                    stack.enter_context(
-                        patch.object(change.target, change.name, change.new, create=create)
-                    )
+                    for target in change.targets():
+                        stack.enter_context(
+                            patch.object(target, change.name, change.new, create=create)
+                        )
             yield
 
     def run(self, seed: str, *, traced: bool = False) -> Outcome:

@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 from sim_mutant import Mutant, Part, Text
 from sim_net import Server
-from sim_world import USUAL
+from sim_world import LONGER
 
 from leasekeeper.redlock import agent, functions, learnt, life, peers, quorum, registry, serving
 from leasekeeper.redlock.learnt import Learnt
@@ -24,7 +24,7 @@ ADMIN, VOTE = functions.ADMIN, functions.VOTE
 
 # Nodes lose their memory while candidates come and go.
 CRASHES = replace(
-    USUAL,
+    LONGER,
     nodes=(3,),
     candidates=(3,),
     wild=0.0,
@@ -193,7 +193,6 @@ MUTANTS = [
         replace(SCENE, scene="ghost_helps"),
         (
             Part(life, "outranked_peers", lambda views: {}),
-            Part(peers, "outranked_peers", lambda views: {}),
             Part(Peers, "learn", _learn_from_ghosts),
         ),
     ),

@@ -7,7 +7,7 @@ from typing import Any
 
 from sim_candidate import LeaderFile, Seat, WatchedStore
 from sim_mutant import Mutant, Part, Text
-from sim_world import USUAL
+from sim_world import LONGER
 
 from leasekeeper import elector
 from leasekeeper.clock import Deadline, Instant
@@ -20,7 +20,7 @@ VOTE = functions.VOTE
 
 # Nodes are early, messages are late: tokens must hold without any clock.
 WILD = replace(
-    USUAL,
+    LONGER,
     nodes=(3,),
     wild=1.0,
     late=1.0,
@@ -47,7 +47,7 @@ REPAIRED = replace(
 )
 # Slow votes, and deadlines that are as late as they may be.
 SLOW = replace(
-    USUAL,
+    LONGER,
     nodes=(3,),
     wild=0.0,
     late=1.0,
@@ -75,7 +75,7 @@ SUSPENDED = replace(
 )
 # The holder comes and goes, and messages of its former self arrive late.
 COMING_AND_GOING = replace(
-    USUAL,
+    LONGER,
     nodes=(3,),
     wild=0.0,
     late=1.0,
@@ -93,7 +93,7 @@ COMING_AND_GOING = replace(
 )
 # One story, and sometimes a fault that gets in its way.
 SCENE = replace(
-    USUAL,
+    LONGER,
     nodes=(3,),
     candidates=(3,),
     leases=(1.0,),
@@ -106,7 +106,7 @@ SCENE = replace(
     weights={"reset": 1, "kill_agent": 1, "pause_candidate": 1, "wall_step": 1},
 )
 WILD_SCENE = replace(SCENE, wild=1.0)
-ROLLING = replace(USUAL, wild=0.0, weights={"crash": 3, "flush": 2, "pause_agent": 1, "cut": 1})
+ROLLING = replace(LONGER, wild=0.0, weights={"crash": 3, "flush": 2, "pause_agent": 1, "cut": 1})
 
 _HIGH_IN_RENEW = """  if lock.fence > token then
     return reply(node, 'HIGH', int(lock.fence))

@@ -10,10 +10,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.pool import Pool
 
+from sim_mutants import MUTANTS
 from sim_progress import Progress
 from sim_world import LARGE, USUAL, Outcome, Profile, run_schedule
 
 EVERY_LARGE = 40  # one schedule in so many has more nodes, candidates, faults and time
+EVERY_AIMED = 5  # one in so many is of the kind in which some mutant is caught
+AIMED = list({repr(mutant.profile): mutant.profile for mutant in MUTANTS.values()}.values())
 CHUNK = 25  # schedules that a worker does before it reports
 SHOWN = 5  # violations that are shown; the rest is counted
 
@@ -21,7 +24,9 @@ SHOWN = 5  # violations that are shown; the rest is counted
 def profile_of(seed: str) -> Profile:
     """A seed is RUN:NUMBER; the number says which kind of schedule it is."""
     number = int(seed.rpartition(":")[2])
-    return LARGE if number % EVERY_LARGE == EVERY_LARGE - 1 else USUAL
+    if number % EVERY_LARGE == EVERY_LARGE - 1:
+        return LARGE
+    return AIMED[number // EVERY_AIMED % len(AIMED)] if number % EVERY_AIMED == 0 else USUAL
 
 
 @dataclass

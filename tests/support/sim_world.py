@@ -38,8 +38,9 @@ class Profile:
     """C, in leases."""
     tight: float = 0.7
     """How often the deadline is as near to the lease's end as it may be."""
-    seconds: tuple[float, float] = (3.0, 9.0)
-    """How long faults happen, in leases."""
+    seconds: tuple[float, float] = (2.0, 7.0)
+    """How long faults happen, in leases: a node that loses its memory at once is back after two or
+    three, and can be asked for help by the next."""
     faults: tuple[int, int] = (3, 12)
     weights: Mapping[str, float] = field(default_factory=dict)
     """Of the faults; none: the usual ones (sim_faults)."""
@@ -58,6 +59,7 @@ class Profile:
 
 
 USUAL = Profile()
+LONGER = replace(USUAL, seconds=(3.0, 9.0))
 LARGE = replace(
     USUAL, nodes=(3, 5, 5, 7), candidates=(3, 4, 5), seconds=(10.0, 30.0), faults=(6, 25)
 )
