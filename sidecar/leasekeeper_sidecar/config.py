@@ -287,7 +287,10 @@ def _locks(told: Mapping[str, str], problems: Problems) -> list[LockConfig]:
     if told.get("config-json"):
         texts["LEASEKEEPER_CONFIG_JSON"] = told["config-json"]
     else:
-        for path in filter(None, told.get("config", "").split(",")):
+        paths = list(filter(None, told.get("config", "").split(",")))
+        if not paths:
+            problems.add("LEASEKEEPER_CONFIG", "names no file")
+        for path in paths:
             try:
                 with open(path, "rb") as file:
                     texts[path] = file.read()

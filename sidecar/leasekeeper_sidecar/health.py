@@ -10,7 +10,9 @@ back after one lease.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import threading
 from dataclasses import dataclass, field
 
 from leasekeeper.clock import Instant
@@ -91,9 +93,8 @@ class Probe:
         return "" if 200 <= status < 400 else f"status {status}"
 
     async def _look_at_file(self, path: str) -> str:
-        """In a thread: the volume is the app's, and may hang."""
         if self._looking is None:
-            self._looking = asyncio.ensure_future(asyncio.to_thread(os.path.exists, path))
+            self._looking = _exists(path)
         try:
             async with asyncio.timeout(self._within):
                 there = await asyncio.shield(self._looking)
@@ -101,3 +102,19 @@ class Probe:
             return f"its volume does not answer within {self._within:g} s"
         self._looking = None
         return "" if there else f"there is no file {path}"
+
+
+def _exists(path: str) -> asyncio.Future[bool]:
+    """In a thread, because the volume is the app's and may hang; and in one that nobody waits for
+    at the end, as asyncio does for its own.
+    """
+    loop = asyncio.get_running_loop()
+    found: asyncio.Future[bool] = loop.create_future()
+
+    def look() -> None:
+        there = os.path.exists(path)
+        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+            loop.call_soon_threadsafe(found.set_result, there)
+
+    threading.Thread(target=look, daemon=True).start()
+    return found

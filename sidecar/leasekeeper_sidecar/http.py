@@ -58,7 +58,7 @@ class Budget:
     """The share of the loop's time that answers may take, for all servers of this process.
 
     One answer at a time; whoever comes next waits `1/share - 1` times as long as the last one took.
-    An answer takes 0.1 ms (`/leader`) to 2 ms (`/metrics`): nobody honest notices.
+    An answer takes 0.1 ms (`/leader`) to 0.5 ms (`/metrics`): nobody honest notices.
     """
 
     def __init__(self, share: float = 0.2) -> None:

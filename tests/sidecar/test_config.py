@@ -159,6 +159,11 @@ def test_a_missing_file_and_missing_variables_are_named() -> None:
     }
 
 
+def test_a_list_of_no_files_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="LEASEKEEPER_CONFIG: names no file"):
+        configuration.load([], {**POD, "LEASEKEEPER_CONFIG": ","})
+
+
 def test_the_pods_namespace_must_be_the_locks(tmp_path: Path) -> None:
     found = problems(tmp_path, LOCK, LEASEKEEPER_POD_NAMESPACE="another")
     assert [line.split(":")[0] for line in found] == ["LEASEKEEPER_POD_NAMESPACE"]

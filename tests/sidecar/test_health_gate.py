@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import threading
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from leasekeeper_sidecar.health import Gate
+import pytest
+from leasekeeper_sidecar.config import HealthConfig
+from leasekeeper_sidecar.health import Gate, Probe
 
 from leasekeeper.clock import Instant
 
@@ -93,3 +99,45 @@ def test_an_ill_leader_that_gave_way_to_another_waits_for_the_whole_escape_again
 def test_a_tenure_that_a_killed_sidecar_left_survives_a_few_bad_looks() -> None:
     pod = Pod(leading=True)
     assert [pod.look(well=False) for _ in range(3)] == [True, True, False]
+
+
+# -- looking ---------------------------------------------------------------------------------------
+
+
+async def test_a_volume_that_hangs_is_an_ill_app_and_holds_up_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    hang = threading.Event()
+    looks: list[str] = []
+
+    def exists(path: str) -> bool:
+        looks.append(path)
+        return hang.wait(30)
+
+    monkeypatch.setattr(os.path, "exists", exists)
+    probe = Probe(HealthConfig(str(tmp_path / "well"), period=0.05, failures=3, escape=300))
+    for _ in range(3):
+        assert "does not answer" in await probe.look()
+    assert len(looks) == 1, "one thread hangs, not one for each look"
+    hang.set()
+    async with asyncio.timeout(20):
+        while await probe.look():
+            await asyncio.sleep(0.01)
+
+
+async def test_nobody_listens_and_a_server_error_are_illnesses() -> None:
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answers.pop(0))
+        writer.close()
+
+    answers = [b"HTTP/1.1 500 X\r\n\r\n", b"rubbish\r\n\r\n", b"HTTP/1.1 204 X\r\n\r\n", b""]
+    server = await asyncio.start_server(refuse, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    probe = Probe(HealthConfig(f"http://127.0.0.1:{port}/", period=5, failures=3, escape=300))
+    said = [await probe.look() for _ in range(4)]
+    assert [bool(why) for why in said] == [True, True, False, True], said
+    assert said[0] == "status 500"
+    server.close()
+    await server.wait_closed()
+    assert await probe.look(), os.strerror(111)
