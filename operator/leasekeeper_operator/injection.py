@@ -58,8 +58,8 @@ def inject(pod: Object, settings: Settings) -> Patch:
     inserted = not (injected and CONTAINER in existing)
     if inserted:
         _check_free(spec, existing)
-        patch += _metadata(pod, "labels", {names.LABEL_LOCK: lock})
-        patch += _metadata(pod, "annotations", {ANNOTATION_INJECTED: lock})
+        patch += metadata_patch(pod, "labels", {names.LABEL_LOCK: lock})
+        patch += metadata_patch(pod, "annotations", {ANNOTATION_INJECTED: lock})
         patch += _extend(spec, "volumes", _volumes(lock))
         patch += _insert_first(spec, "initContainers", _container(pod, settings))
     for field in _FIELDS:
@@ -207,7 +207,8 @@ def _probe(path: str, **timing: Any) -> Object:
     return {"httpGet": {"path": path, "port": HTTP_PORT}, "timeoutSeconds": 3, **timing}
 
 
-def _metadata(pod: Object, field: str, values: dict[str, str]) -> Patch:
+def metadata_patch(pod: Object, field: str, values: dict[str, str]) -> Patch:
+    """Labels or annotations that are added, or replaced."""
     current = pod["metadata"].get(field) or {}
     if not current:
         return [{"op": "add", "path": f"/metadata/{field}", "value": values}]

@@ -290,7 +290,7 @@ class LockReconciler:
         passed = leadership.transitions(past, holder, now)
         before = {c["type"]: c["status"] for c in old.get("conditions", [])}.get("Held", "")
         happened = leadership.happenings(past, passed, before, held)
-        by = wishes.asked_by(obj["metadata"])
+        by = wishes.asked_by(obj)
         asked = old.get("request")
         record = wishes.recorded(lock, asked, holder, by, int(time.time() * 1000), timestamp(now))
         new: Object = {"transitions": passed} if passed else {}

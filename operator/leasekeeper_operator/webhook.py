@@ -1,4 +1,5 @@
-"""The server that the API server asks about every pod that wants a lock.
+"""The server that the API server asks about every pod that wants a lock, and that it tells who asks
+a lock's holder for something.
 
 It answers from one look at the API server (does the lock exist?) and a pure function. It has no
 side effects, so a dry run is answered like everything else.
@@ -16,7 +17,7 @@ from contextlib import asynccontextmanager
 
 from aiohttp import web
 
-from leasekeeper_operator import names
+from leasekeeper_operator import names, wishes
 from leasekeeper_operator.api import (
     LOCK,
     SECRET,
@@ -27,7 +28,14 @@ from leasekeeper_operator.api import (
     Object,
 )
 from leasekeeper_operator.certificates import Certificates, load, renewed, server_context
-from leasekeeper_operator.injection import Denied, check_name, inject, wanted_lock
+from leasekeeper_operator.injection import (
+    Denied,
+    Patch,
+    check_name,
+    inject,
+    metadata_patch,
+    wanted_lock,
+)
 from leasekeeper_operator.manifests.common import base64_data
 from leasekeeper_operator.settings import Settings
 
@@ -57,6 +65,7 @@ class Webhook:
         context = await self._prepare()
         app = web.Application(client_max_size=LARGEST_REVIEW)
         app.router.add_post("/inject", self._inject)
+        app.router.add_post("/asked", self._asked)
         runner = web.AppRunner(app, access_log=None)
         await runner.setup()
         try:
@@ -158,20 +167,15 @@ class Webhook:
         log.info("ca-bundle-applied name=%s", name)
 
     async def _inject(self, request: web.Request) -> web.Response:
-        try:
-            review = json.loads(await request.read())
-            asked = review["request"]
-            pod, namespace = asked["object"], asked.get("namespace", "")
-        except (ValueError, KeyError, TypeError) as wrong:
-            raise web.HTTPBadRequest(text=f"not an AdmissionReview: {wrong!r}") from None
-        answer = await self._answer(pod, namespace)
-        return web.json_response(
-            {
-                "apiVersion": review.get("apiVersion", "admission.k8s.io/v1"),
-                "kind": "AdmissionReview",
-                "response": {"uid": asked["uid"], **answer},
-            }
-        )
+        review, asked = await _review(request)
+        return _reviewed(review, await self._answer(asked["object"], asked.get("namespace", "")))
+
+    async def _asked(self, request: web.Request) -> web.Response:
+        """Notes the user; it forbids nothing, that is what the rights on locks are for."""
+        review, asked = await _review(request)
+        user = str(asked.get("userInfo", {}).get("username", ""))
+        values = wishes.stamp(asked["object"], user)
+        return _reviewed(review, _patched(metadata_patch(asked["object"], "annotations", values)))
 
     async def _answer(self, pod: Object, namespace: str) -> Object:
         pod_name = pod["metadata"].get("name") or pod["metadata"].get("generateName", "")
@@ -187,11 +191,9 @@ class Webhook:
             return _denial(403, str(denied))
         except ApiError as error:
             return _denial(503, f"the lock {namespace}/{lock} cannot be looked up now: {error}")
-        if not patch:
-            return {"allowed": True}
-        log.info("injected pod=%s/%s lock=%s", namespace, pod_name, lock)
-        text = base64.b64encode(json.dumps(patch).encode()).decode()
-        return {"allowed": True, "patchType": "JSONPatch", "patch": text}
+        if patch:
+            log.info("injected pod=%s/%s lock=%s", namespace, pod_name, lock)
+        return _patched(patch)
 
     async def _check_exists(self, namespace: str, lock: str) -> None:
         check_name(lock)
@@ -200,6 +202,34 @@ class Webhook:
                 f"there is no DistributedLock {lock!r} in the namespace {namespace!r}: create it"
                 f" first, or correct the annotation {names.LABEL_LOCK}"
             )
+
+
+async def _review(request: web.Request) -> tuple[Object, Object]:
+    """The review, and what is asked in it."""
+    try:
+        review = json.loads(await request.read())
+        asked: Object = review["request"]
+        asked["uid"], asked["object"]["metadata"]
+    except (ValueError, KeyError, TypeError) as wrong:
+        raise web.HTTPBadRequest(text=f"not an AdmissionReview: {wrong!r}") from None
+    return review, asked
+
+
+def _reviewed(review: Object, answer: Object) -> web.Response:
+    return web.json_response(
+        {
+            "apiVersion": review.get("apiVersion", "admission.k8s.io/v1"),
+            "kind": "AdmissionReview",
+            "response": {"uid": review["request"]["uid"], **answer},
+        }
+    )
+
+
+def _patched(patch: Patch) -> Object:
+    if not patch:
+        return {"allowed": True}
+    text = base64.b64encode(json.dumps(patch).encode()).decode()
+    return {"allowed": True, "patchType": "JSONPatch", "patch": text}
 
 
 def _denial(code: int, message: str) -> Object:

@@ -11,6 +11,8 @@ asked: an operator that is killed in between tells the nodes the same again. Pur
 
 from __future__ import annotations
 
+import json
+
 from leasekeeper.lease import Request
 from leasekeeper.redlock import requests
 from leasekeeper_operator.api import Object
@@ -19,7 +21,8 @@ from leasekeeper_operator.holders import Holder
 from leasekeeper_operator.model import Lock
 
 ANNOTATION_ASKED_BY = "leasekeeper.dev/asked-by"
-"""The user's name, put there by the webhook, which alone is told it."""
+"""Put there by the webhook, which alone is told the user's name; with what he asked for, so that it
+is not taken for the author of a later wish that the webhook did not see."""
 
 
 def recorded(
@@ -66,10 +69,25 @@ def happening(record: Object) -> Happening:
     return Happening("StepDown", text)
 
 
-def asked_by(metadata: Object) -> str:
+def stamp(obj: Object, user: str) -> Object:
+    """The annotation for a DistributedLock whose wish this user has just changed."""
+    return {ANNOTATION_ASKED_BY: json.dumps({"by": user[:256], **_wish(obj)}, sort_keys=True)}
+
+
+def _wish(obj: Object) -> Object:
+    spec = obj.get("spec", {})
+    return {"paused": spec.get("paused", False), "stepDown": spec.get("stepDown", {}).get("token")}
+
+
+def asked_by(obj: Object) -> str:
     """The user, if the webhook was there to see him; else the program that wrote these fields."""
-    if user := (metadata.get("annotations") or {}).get(ANNOTATION_ASKED_BY):
-        return str(user)
+    metadata = obj["metadata"]
+    try:
+        said = json.loads((metadata.get("annotations") or {}).get(ANNOTATION_ASKED_BY, ""))
+        if said == {"by": said["by"], **_wish(obj)}:
+            return str(said["by"])[:256]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        pass  # nobody, or nonsense that somebody wrote there
     writers = [
         entry
         for entry in metadata.get("managedFields", [])

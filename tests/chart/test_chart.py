@@ -129,7 +129,8 @@ def test_the_operator_meets_the_restricted_pod_security_standard(render: Render)
 
 
 def test_a_dead_webhook_stops_only_pods_that_ask_for_a_lock(render: Render) -> None:
-    (webhook,) = one(render(), "MutatingWebhookConfiguration")["webhooks"]
+    webhook, asked = one(render(), "MutatingWebhookConfiguration")["webhooks"]
+    assert asked["failurePolicy"] == "Ignore"  # a pause must work without it
     assert webhook["failurePolicy"] == "Fail"
     (condition,) = webhook["matchConditions"]
     assert "'leasekeeper.dev/lock' in object.metadata.annotations" in condition["expression"]

@@ -6,7 +6,9 @@ import asyncio
 import base64
 import dataclasses
 import json
+import re
 import ssl
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -15,9 +17,10 @@ import pytest
 from leasekeeper_operator.api import Api, ApiError
 from leasekeeper_operator.settings import Settings
 from leasekeeper_operator.webhook import Webhook
+from leasekeeper_operator.wishes import asked_by
 from servers import free_port
 
-from tests.operator.conftest import Cluster, Refusal, eventually
+from tests.operator.conftest import REPOSITORY, Cluster, Refusal, eventually
 from tests.operator.samples import SETTINGS
 
 Object = dict[str, Any]
@@ -61,8 +64,32 @@ class World:
                     "reinvocationPolicy": "IfNeeded",
                     "sideEffects": "None",
                     "timeoutSeconds": 5,
-                }
+                },
+                self.asked(),
             ],
+        }
+
+    def asked(self) -> Object:
+        """With the condition of the chart."""
+        chart = REPOSITORY / "charts" / "leasekeeper" / "templates" / "webhook.yaml"
+        (expression,) = re.findall(
+            r"asks-of-the-holder\n +expression: >-\n(.*?)\n +\{\{-", chart.read_text(), re.DOTALL
+        )
+        rule = {
+            "apiGroups": ["leasekeeper.dev"],
+            "apiVersions": ["v1alpha1"],
+            "resources": ["distributedlocks"],
+            "operations": ["CREATE", "UPDATE"],
+        }
+        return {
+            "name": "asked.leasekeeper.dev",
+            "admissionReviewVersions": ["v1"],
+            "clientConfig": {"url": f"https://localhost:{self.settings.webhook_port}/asked"},
+            "rules": [rule],
+            "matchConditions": [{"name": "asks", "expression": " ".join(expression.split())}],
+            "failurePolicy": "Ignore",
+            "sideEffects": "None",
+            "timeoutSeconds": 5,
         }
 
     def pod(self, name: str, lock: str | None, **spec: Any) -> Object:
@@ -80,7 +107,7 @@ class World:
 
     def bundle(self) -> str:
         found = self.cluster.get("", "mutatingwebhookconfiguration", "hook") or {}
-        (webhook,) = found["webhooks"]
+        webhook = found["webhooks"][0]
         return str(webhook["clientConfig"].get("caBundle", ""))
 
 
@@ -212,3 +239,32 @@ async def test_what_is_no_review_is_a_bad_request(world: World) -> None:
     ):
         assert answer.status == 400
         assert "not an AdmissionReview" in await answer.text()
+
+
+async def test_who_asks_a_holder_for_something_is_noted(world: World) -> None:
+    def asked(spec: Object, *as_user: str) -> str:
+        place = (world.namespace, "dlock", "orders")
+        return asked_by(world.cluster.patch(*place, {"spec": spec}, *as_user))
+
+    cluster = world.cluster
+    cluster.run("create", "clusterrole", "locks", "--verb=get,patch", "--resource=distributedlocks")
+    cluster.run("create", "clusterrolebinding", "locks", "--clusterrole=locks", "--user=jane")
+
+    def patch(spec: Object) -> str:
+        return asked(spec, "--as=jane")
+
+    unseen = "kubectl-patch (a program; the user was not seen)"
+    # Timings are nobody's wish, and the webhook is not asked.
+    assert await asyncio.to_thread(patch, {"leaseDurationSeconds": 16}) != "jane"
+    assert await asyncio.to_thread(patch, {"paused": True}) == "jane"
+    assert await asyncio.to_thread(patch, {"leaseDurationSeconds": 17}) == "jane"
+    assert await asyncio.to_thread(patch, {"stepDown": {"token": 7}}) == "jane"
+    # What the webhook did not see is not put down to who asked before, nor to who writes the note.
+    cluster.run("delete", "mutatingwebhookconfiguration", "hook")
+
+    def forgotten() -> bool:
+        wish = {"stepDown": {"token": time.time_ns() % 10**12}}
+        return asked(wish, "--show-managed-fields") == unseen
+
+    await eventually(forgotten, "the API server to forget the webhook")
+    cluster.run("create", "-f", "-", document=world.configuration())
