@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from leasekeeper.sql.database import Database
     from leasekeeper.zookeeper.session import Login
 
+ACCOUNT_DIR = "/var/run/secrets/kubernetes.io/serviceaccount"
+"""Where the kubelet mounts token and CA of the pod's service account."""
+
 
 class StoreSettings(Protocol):
     """What `lock.json` says of a store, checked. Nothing is connected before `make`."""
@@ -318,6 +321,43 @@ def _missing(at: Reader, extra: str, wrong: ImportError) -> None:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class KubernetesSettings:
+    namespace: str
+    """Empty: the lock's."""
+    lease: str
+    """Empty: the lock's name."""
+    account: str
+
+    def make(
+        self, *, lock: str, candidate: Candidate, timings: Timings, clock: Clock
+    ) -> LeaseStore:
+        from leasekeeper.kubernetes.api import ApiServer
+        from leasekeeper.kubernetes.store import KubernetesStore
+
+        namespace, _, name = lock.partition("/")
+        return KubernetesStore(
+            api=ApiServer.in_cluster(os.environ, self.account, user_agent="leasekeeper-sidecar"),
+            namespace=self.namespace or namespace,
+            name=self.lease or name,
+            candidate=candidate,
+            timings=timings,
+            clock=clock,
+        )
+
+
+def _kubernetes(at: Reader, timings: Timings | None) -> KubernetesSettings | None:
+    before = len(at.problems.found)
+    at.only("kubernetes", "namespace", "lease", "accountDir")
+    told = {"namespace": "", "lease": "", "accountDir": ACCOUNT_DIR}
+    for key in told:
+        if at.value(f"kubernetes.{key}") is not None:
+            told[key] = at.text(f"kubernetes.{key}")
+    if len(at.problems.found) > before:
+        return None
+    return KubernetesSettings(told["namespace"], told["lease"], told["accountDir"])
+
+
 Read = Callable[[Reader, Timings | None], StoreSettings | None]
 
 STORES: dict[str, Read] = {
@@ -327,4 +367,5 @@ STORES: dict[str, Read] = {
     "sqlite": _sqlite,
     "zookeeper": _zookeeper,
     "redis": _redis,
+    "kubernetes": _kubernetes,
 }

@@ -5,15 +5,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import secrets
+import shutil
 import signal
 import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import yaml
 from kube_lease import administrator, control_plane, fresh_lease
 
 from leasekeeper.clock import SystemClock
@@ -36,6 +41,7 @@ if TYPE_CHECKING:
     from control_plane import ControlPlane
 
 TIMINGS = Timings(lease_duration=3.0, renew_deadline=2.0, retry_period=0.5)
+REPOSITORY = Path(__file__).resolve().parents[2]
 ELECTOR = Path(__file__).parent / "go" / "elector"
 CLOCK = SystemClock()
 
@@ -156,6 +162,79 @@ async def test_a_step_down_by_kubectl_reaches_the_holder(lock: Lock) -> None:
     assert renewed.request is not None
     assert (renewed.request.kind, renewed.request.target) == ("step-down", grant.id)
     await store.close()
+
+
+# -- in a sidecar --------------------------------------------------------------------------------
+
+
+def rules_of_the_docs(lease: str) -> Any:
+    text = (REPOSITORY / "docs" / "stores.md").read_text().partition("## A Kubernetes Lease")[2]
+    block = text.partition("```yaml")[2].partition("```")[0]
+    return yaml.safe_load(block.replace("[orders]", f"[{lease}]"))["rules"]
+
+
+def test_a_sidecar_leads_by_it_with_the_rights_of_the_docs_and_no_more(
+    lock: Lock, tmp_path: Path
+) -> None:
+    place = {"namespace": "default", "name": lock.name}
+    role = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": place}
+    (tmp_path / "role.yaml").write_text(
+        yaml.safe_dump({**role, "rules": rules_of_the_docs(lock.name)})
+    )
+    lock.kubectl("apply", "-f", str(tmp_path / "role.yaml"))
+    lock.kubectl("create", "serviceaccount", lock.name)
+    bound = (f"--role={lock.name}", f"--serviceaccount=default:{lock.name}")
+    lock.kubectl("create", "rolebinding", lock.name, *bound)
+    fresh = {
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "Lease",
+        "metadata": {**place, "annotations": {record.FRESH: "true"}},
+    }
+    (tmp_path / "lease.yaml").write_text(yaml.safe_dump(fresh))
+    lock.kubectl("apply", "-f", str(tmp_path / "lease.yaml"))
+    (tmp_path / "token").write_text(lock.kubectl("create", "token", lock.name))
+    shutil.copy(lock.plane.directory / "pki" / "ca.crt", tmp_path / "ca.crt")
+    for folder in ("leader", "state"):
+        (tmp_path / folder).mkdir()
+    host, _, port = lock.plane.server.removeprefix("https://").partition(":")
+    config = {
+        "version": 1,
+        "lock": f"default/{lock.name}",
+        "store": "kubernetes",
+        "kubernetes": {"accountDir": str(tmp_path)},
+    }
+    environment = {
+        "PATH": os.environ["PATH"],
+        "KUBERNETES_SERVICE_HOST": host,
+        "KUBERNETES_SERVICE_PORT": port,
+        "LEASEKEEPER_CONFIG_JSON": json.dumps(config),
+        "LEASEKEEPER_POD_NAME": "pod-a",
+        "LEASEKEEPER_POD_UID": "uid-a",
+        "LEASEKEEPER_LEADER_DIR": str(tmp_path / "leader"),
+        "LEASEKEEPER_STATE_DIR": str(tmp_path / "state"),
+        "LEASEKEEPER_HTTP_PORT": "0",
+        "LEASEKEEPER_LOCAL_PORT": "0",
+        "LEASEKEEPER_MIRROR": "none",
+    }
+    file = tmp_path / "leader" / "leader"
+    with (tmp_path / "log").open("wb") as log:
+        command = [sys.executable, "-m", "leasekeeper_sidecar.main"]
+        child = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+    try:
+        end = time.monotonic() + 60
+        while not file.exists() or not json.loads(file.read_text())["leader"]:
+            assert child.poll() is None, (tmp_path / "log").read_text()
+            assert time.monotonic() < end, "it does not lead"
+            time.sleep(0.05)
+        led = json.loads(file.read_text())
+        lease = lock.object()
+        assert lease["spec"]["holderIdentity"].startswith("pod-a/uid-a/")
+        assert lease["metadata"]["annotations"]["leasekeeper.dev/token"] == str(led["token"])
+    finally:
+        child.terminate()
+        child.wait(30)
+    assert lock.object()["spec"]["holderIdentity"] == "", "it was not given back"
+    assert "403" not in (tmp_path / "log").read_text()
 
 
 # -- with client-go ------------------------------------------------------------------------------

@@ -463,6 +463,15 @@ async def test_a_release_is_finished_although_its_caller_is_cancelled(world: Wor
     assert world.spec["holderIdentity"] == ""
 
 
+@virtual
+async def test_a_process_that_was_killed_renews_what_its_predecessor_held(world: World) -> None:
+    """The sidecar keeps grant and id on a volume; the new process has another nonce."""
+    grant = await won(world.store("a"))
+    renewed = await world.store("a-again").renew(grant)
+    assert isinstance(renewed, Grant)
+    assert (renewed.id, renewed.token) == (grant.id, grant.token)
+
+
 # -- wake-up and requests ------------------------------------------------------------------------
 
 
