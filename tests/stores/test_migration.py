@@ -1,0 +1,140 @@
+"""Moving a lock from one store to another while candidates of both configurations live.
+
+Known bug 35: two elections ran side by side. The order, and each statement below, is that of
+docs/migration.md: the new store is *held* before anybody may be elected there, and freed when the
+last candidate of the old one has gone and its lease has ended.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from backends import TIMINGS, Backend
+from candidates import CandidateProcess, Lock
+from kazoo.client import KazooClient
+from servers import wait_until
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "migration.md"
+OLD = "redlock"
+
+
+def documented(store: str, step: str, lock: str, token: int) -> list[str]:
+    """The commands of the page for this store and step (`hold` or `free`), filled in."""
+    text = PAGE.read_text()
+    found = re.search(rf"<!-- {store} {step} -->\n```\w*\n(.*?)```", text, re.S)
+    assert found, f"docs/migration.md does not say how to {step} {store}"
+    filled = found[1].replace("shop/orders", lock).replace("4711", str(token))
+    return [line for line in filled.splitlines() if line.strip()]
+
+
+def run(backend: Any, store: str, lines: list[str]) -> None:
+    if store == "zookeeper":
+        with _zookeeper(backend) as client:
+            for line in lines:
+                verb, path = line.split()[:2]
+                client.ensure_path(path) if verb == "create" else client.delete(path)
+    elif store == "redis":
+        with backend.server.client() as client:
+            for line in lines:
+                client.execute_command(*shlex.split(line))
+    else:
+        backend.sql("\n".join(lines).rstrip().rstrip(";"))
+
+
+@contextmanager
+def _zookeeper(backend: Any) -> Iterator[Any]:
+    client = KazooClient(f"127.0.0.1:{backend.server.port}")
+    client.start()
+    yield client
+    client.stop()
+    client.close()
+
+
+def tenures(processes: list[CandidateProcess]) -> list[tuple[float, float, int]]:
+    """When each led (on the boot clock that all share), and with which token."""
+    found = []
+    for process in processes:
+        if claims := process.events("leading"):
+            found.append((claims[0]["at"], process.until, claims[0]["token"]))
+    return sorted(found)
+
+
+def start(backends: Callable[[str], Backend], name: str, folder: Path, store: str) -> Lock:
+    lock = Lock(backends(store), folder)
+    if name:
+        lock.name = name
+        lock.settings = lock.backend.settings(name)
+    if store == "zookeeper":
+        lock.settings["zookeeper"]["tokenFloor"] = 2**41  # above every token of the old store
+    return lock
+
+
+ALL = ("postgresql", "mysql", "sqlite", "zookeeper", "redis")
+TARGETS = ALL if os.environ.get("LEASEKEEPER_LONG") else ALL[:1]
+
+
+@pytest.mark.parametrize("store", ALL)
+def test_the_page_says_how_for_every_store(store: str) -> None:
+    for step in ("hold", "free"):
+        assert documented(store, step, "shop/other", 12345)
+
+
+@pytest.mark.parametrize("store", TARGETS)
+def test_in_the_documented_order_there_is_one_election_at_a_time(
+    store: str, backends: Callable[[str], Backend], tmp_path: Path
+) -> None:
+    old = start(backends, "", tmp_path, OLD)
+    new = start(backends, old.name, tmp_path, store)
+    try:
+        before = [old.process("old-a"), old.process("old-b")]
+        token = _leader(before).events("leading")[0]["token"]
+        run(new.backend, store, documented(store, "hold", old.name, token))
+        after = [new.process("new-a"), new.process("new-b")]
+        for process in after:
+            process.wait_for("standby")  # both configurations are alive
+        for process in before:
+            assert process.terminate() == 0
+        time.sleep(TIMINGS.lease_duration)
+        last = max(found for _, _, found in tenures(before))
+        run(new.backend, store, documented(store, "free", old.name, last))
+        _leader(after)
+        history = tenures(before + after)
+        for (_, until, earlier), (began, _, later) in pairwise(history):
+            assert until < began
+            assert earlier < later
+        assert max(until for _, until, _ in tenures(before)) < tenures(after)[0][0]
+    finally:
+        old.end_processes()
+        new.end_processes()
+
+
+def test_control_without_the_order_two_elections_run_side_by_side(
+    backends: Callable[[str], Backend], tmp_path: Path
+) -> None:
+    old = start(backends, "", tmp_path, OLD)
+    new = start(backends, old.name, tmp_path, "postgresql")
+    try:
+        first = old.process("old")
+        first.wait_for("leading")
+        second = new.process("new")
+        second.wait_for("leading")
+        assert first.until > second.events("leading")[0]["at"]
+    finally:
+        old.end_processes()
+        new.end_processes()
+
+
+def _leader(processes: list[CandidateProcess]) -> CandidateProcess:
+    found: CandidateProcess = wait_until(
+        lambda: next((p for p in processes if p.events("leading")), None), "a leader"
+    )
+    return found
