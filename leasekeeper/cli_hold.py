@@ -148,6 +148,7 @@ class _Hold:
         self._signal = signal.SIGTERM
         # On a terminal the command stays in our group, or it could not read from there.
         self._own_group = not sys.stdin.isatty()
+        self._running = False
 
     async def run(self) -> int:
         target = self._target
@@ -184,6 +185,8 @@ class _Hold:
         return self._target.membership or found
 
     def _on_signal(self, number: signal.Signals) -> None:
+        if number == signal.SIGINT and self._running and not self._own_group:
+            return  # Ctrl-C: the terminal has told the command itself, which decides what it means
         self._signal = number
         self._stop.set()
 
@@ -226,6 +229,7 @@ class _Hold:
         )
 
     async def _watch(self, child: asyncio.subprocess.Process, listener: _Listener) -> int:
+        self._running = True
         ended = asyncio.Event()
         waiting = asyncio.ensure_future(child.wait())
         waiting.add_done_callback(lambda _: ended.set())

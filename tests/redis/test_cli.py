@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 from ensemble import Ensemble
+from screen import Screen
 from servers import wait_until
 
 from leasekeeper.cli_look import Word, judge
@@ -154,6 +156,18 @@ def test_a_command_dies_with_a_hold_that_is_killed(cli: Cli) -> None:
     held.kill()
     finished(held)
     wait_until(lambda: not _running("sleep\0" + "62"), "the command to die")
+
+
+def test_on_a_terminal_ctrl_c_is_for_the_command(cli: Cli) -> None:
+    """It stays in the foreground group, and is not told twice; here it does not end for it."""
+    script = "trap 'echo interrupted' INT; echo ready; for i in 1 2 3; do sleep 1; done; exit 5"
+    command = ["hold", "--config", str(cli.config), "--", "sh", "-c", script]
+    screen = Screen([sys.executable, "-m", "leasekeeper.cli", *command])
+    screen.until(lambda text: "ready" in text, "the command to run")
+    os.killpg(screen.process.pid, signal.SIGINT)
+    screen.until(lambda _: screen.process.poll() is not None, "the end")
+    assert screen.process.returncode == 5
+    assert screen.text.count("interrupted") == 1
 
 
 def _running(command: str) -> bool:
