@@ -18,6 +18,7 @@ CONSTANTS
   TTL, D,
   Attempts,
   Restarts,     \* how many nodes may lose their memory, once each
+  Forgetful,    \* whose: nodes of the old list, of the new one, or of both
   OpRestarts,   \* how often the operator may be restarted
   Focused,      \* whether the first attempt goes by list 1 and the second by list 2, or any by any
   Old, New,     \* the members of list 1 and of list 2
@@ -79,11 +80,14 @@ Dump(n) ==
                         !.phase = "raise", !.raised = Zero, !.dumped = {}, !.fence = 0]
   /\ UNCHANGED <<node, attempt>>
 
-\* A join names the life that it means; one that lands on a later life is refused.
+\* A join names the life that it means; one that lands on a later life is refused. The lives of new
+\* nodes are written down before the first join: a later one may have been joined, and have forgotten
+\* it. The mutant joins any that has rested.
 Join(n) ==
   /\ operator.phase = "join" /\ n \in New
-  /\ node[n].open /\ ~(node[n].epoch = 2 /\ node[n].joined)
-  /\ node' = [node EXCEPT ![n].epoch = 2, ![n].joined = TRUE,
+  /\ node[n].open \/ (Mutant = "joined again" /\ node[n].rest = 0)
+  /\ ~(node[n].epoch = 2 /\ node[n].joined)
+  /\ node' = [node EXCEPT ![n].epoch = 2, ![n].joined = TRUE, ![n].open = TRUE,
                           ![n].fence = IF Mutant = "join without F" THEN @ ELSE Max(@, operator.fence)]
   /\ UNCHANGED <<operator, attempt>>
 
@@ -100,9 +104,9 @@ OperatorRestarts ==
 (* in its epoch: a quorum of the new list need not have a node of the old.   *)
 
 Forget(n) ==
-  /\ node[n].life = 1 /\ n \in Old
+  /\ node[n].life = 1 /\ n \in Forgetful
   /\ Cardinality({m \in Node : node[m].life > 1}) < Restarts
-  /\ node' = [node EXCEPT ![n] = [Fresh EXCEPT !.epoch = 1, !.life = 2, !.rest = D]]
+  /\ node' = [node EXCEPT ![n] = [Fresh EXCEPT !.epoch = First(n), !.life = 2, !.rest = D]]
   /\ UNCHANGED <<operator, attempt>>
 
 Learn(n, p) ==

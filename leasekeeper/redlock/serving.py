@@ -15,6 +15,7 @@ from leasekeeper.redlock.known_lists import KnownLists
 from leasekeeper.redlock.life import Standing, left_behind, listed_anew, outranked, standing
 from leasekeeper.redlock.local_server import LocalServer, Unfit
 from leasekeeper.redlock.log import log
+from leasekeeper.redlock.membership import number_of
 from leasekeeper.redlock.peers import Peers
 from leasekeeper.redlock.registry import NodeView, Record, Registry, birth_arguments
 from leasekeeper.redlock.server_certificate import ServerCertificate
@@ -171,11 +172,13 @@ class Serving:
         """What the node is in its list: to everybody at /status, and logged when it changes."""
         around = self._around
         why = found.value
-        if found is Standing.MEMBER and around.lists.file.epoch != own.epoch:
-            why = (
-                f"open in epoch {own.epoch}; the membership file is epoch"
-                f" {around.lists.file.epoch} and has no effect here before a change of membership"
-            )
+        file = around.lists.file
+        if found is Standing.MEMBER and file.epoch != own.epoch:
+            why = f"open in epoch {own.epoch}; the membership file is epoch {file.epoch}"
+            if file.number < number_of(own.epoch):
+                why += ": give this agent the newer one"
+            else:
+                why += " and has no effect here before a change of membership"
         around.status.update(
             stage="open" if found is Standing.MEMBER else found.name.lower(),
             open=found is Standing.MEMBER,

@@ -34,10 +34,10 @@ USUAL_WEIGHTS = {
     "wall_step": 1,
     "forget": 0.5,
     "early": 2,
-    "change_membership": 0.6,
-    "kill_coordinator": 0.3,
-    "pause_coordinator": 0.2,
-    "second_coordinator": 0.1,
+    "change_membership": 1.5,
+    "kill_coordinator": 0.7,
+    "pause_coordinator": 0.4,
+    "second_coordinator": 0.2,
 }
 MOMENTS = ("acquire", "lk1_grant", "lk1_commit", "won", "renew", "release", "lk1_release")
 OTHER = "ns/other"

@@ -10,7 +10,7 @@ from sim_mutant import Mutant, Part, Text
 from sim_mutants_life import SCENE
 from sim_world import Profile
 
-from leasekeeper.redlock import change, coordinator, functions, life, registry
+from leasekeeper.redlock import agent, change, coordinator, functions, life, registry, serving
 from leasekeeper.redlock.change import Raised
 from leasekeeper.redlock.learnt import Learnt, merge
 from leasekeeper.redlock.life import Life
@@ -132,6 +132,26 @@ MUTANTS = [
             Part(change, "still_raised", _believes_what_it_was),
             Part(Peers, "learn", _learn_from_whatever_is_there),
         ),
+    ),
+    Mutant(
+        "change: epoch not recovered, nor looked at later",
+        scene("forgotten_after_the_dump"),
+        (
+            Part(agent, "list_to_vote_by", _its_own_file),
+            Part(serving, "standing", lambda *_: life.Standing.MEMBER),
+            Part(life, "_open_in", _open_in_any_epoch),
+            Part(Peers, "learn", _learn_from_whatever_is_there),
+        ),
+    ),
+    Mutant(
+        "change: nodes of the old list help to recover",
+        scene("old_nodes_help"),
+        (Part(agent, "next_step", _learns_from_anybody),),
+    ),
+    Mutant(
+        "change: a memory that was joined before is joined again",
+        scene("joined_and_forgotten"),
+        (Part(change, "why_not_joinable", _any_memory),),
     ),
     Mutant(
         "change: new nodes pass for a total loss",

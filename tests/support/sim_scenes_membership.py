@@ -119,6 +119,8 @@ class MembershipScenes(Stage, MembershipFaults):
         new = self._change_to([b], 2)
         yield from self._rested(new)
         self._coordinate(c)
+        for agent in c.agents:
+            agent.pause(1000.0)  # or it would find out, and close the node
         yield Called("lk1_dump", a)
         yield lambda: self._change is None
         self.crash(a, 0.01)
@@ -132,10 +134,10 @@ class MembershipScenes(Stage, MembershipFaults):
         yield 3.0
 
     def old_nodes_help(self) -> Scene:
-        """X wins on B and D by the new list. B loses its memory, and finds A and C, which were
-        raised, and are no members any more; D does not hear it. Y votes with B and E.
+        """X wins on B and D by the new list. B loses its memory, and finds E, and A, which was
+        raised, and is no member any more; D does not hear it. Y votes with B and E.
         """
-        (_a, b, _c), (x, y, *_) = self._nodes(), self._seats()
+        (_a, b, c), (x, y, *_) = self._nodes(), self._seats()
         d, e = self._change_to([b], 2)
         yield from self._rested([d, e])
         self._coordinate()
@@ -145,7 +147,8 @@ class MembershipScenes(Stage, MembershipFaults):
         x.membership = y.membership = self._sim.membership
         yield from self._leads_without(x, e)
         self._kill(x)
-        self._network.cut(b.host, d.node, 1000.0)
+        for pod in (c, d):
+            self._network.cut(b.host, pod.node, 1000.0)
         self.crash(b, 0.01)
         yield 0.05
         self._cut(y, d)
@@ -169,9 +172,9 @@ class MembershipScenes(Stage, MembershipFaults):
         self._kill(x)
         if self._change is None:
             return  # it was quicker
-        self._network.cut(d.host, e.node, 1000.0)
         Stage.crash(self, d, 0.01)
-        yield 0.05
+        yield Called("lk1_become", d)
+        self._network.cut(d.host, e.node, 1000.0)  # or it would learn there
         yield from self._rested([d])
         self._coordinate()
         self._cut(y, e)

@@ -14,7 +14,7 @@ from leasekeeper.redlock import life as steps
 from leasekeeper.redlock.known_lists import MOST, KnownLists
 from leasekeeper.redlock.life import Life, Standing, list_to_vote_by, next_step, standing
 from leasekeeper.redlock.membership import LONGEST_LIST, Membership, Node, handed_over, number_of
-from leasekeeper.redlock.registry import NodeView, Record
+from leasekeeper.redlock.registry import NodeView, Pending, Record
 from leasekeeper.redlock.watched_file import WatchedFile
 
 
@@ -182,3 +182,13 @@ def test_a_file_that_changes_is_read_again_and_nonsense_in_it_changes_nothing(
     with pytest.raises(ConfigurationError, match="No such file"):
         lists.look_at_file()
     assert lists.file == NEW
+
+
+def test_the_registry_tells_an_agent_of_lists_that_nobody_else_remembers() -> None:
+    """After a total loss an agent with an old file would wait for nodes that are no members."""
+    lists = KnownLists(OLD)
+    later = members(0, 3, 4, number=3)
+    lists.read(Record(2, 1, 0, {}, NEW.epoch, NEW, Pending(later)))
+    assert lists.newest_first == [later, NEW, OLD]
+    lists.read(None)
+    assert lists.newest_first == [later, NEW, OLD]

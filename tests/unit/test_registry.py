@@ -275,7 +275,7 @@ OTHER = Membership(number=2, nodes=MEMBERSHIP.nodes[:3], max_ttl=10, quarantine=
 def test_a_record_with_a_change_of_membership_comes_back_as_it_was(tmp_path: Path) -> None:
     registry = FileRegistry(str(tmp_path / "registry.json"))
     pending = Pending(OTHER, joining=True, lives={"0": "a"})
-    changing = replace(BORN, pending=pending)
+    changing = replace(BORN, membership=MEMBERSHIP, pending=pending)
     assert registry.compare_and_swap(None, changing)
     assert registry.read() == changing
     assert Record.from_json({**FRESH.to_json()}) == FRESH, "fields of a change may be left out"
@@ -299,10 +299,11 @@ def test_only_the_list_that_the_record_is_about_decides_on_a_total_loss() -> Non
 
 
 def test_a_total_loss_keeps_the_change_that_was_begun_unless_that_has_come_too_far() -> None:
-    begun = replace(BORN, pending=Pending(OTHER))
+    begun = replace(BORN, membership=MEMBERSHIP, pending=Pending(OTHER))
     reborn = decide_birth(begun, empty(range(5), rested=True), MEMBERSHIP, WALL)
     assert reborn is not None
     assert (reborn.pending, reborn.epoch) == (begun.pending, MEMBERSHIP.epoch)
+    assert reborn.membership == MEMBERSHIP
     joining = replace(BORN, pending=Pending(OTHER, joining=True))
     for membership in (MEMBERSHIP, OTHER):
         views = empty(range(5), rested=True)
