@@ -92,6 +92,7 @@ def _pod(ensemble: Ensemble, node_id: str, agent_image: str, pull_policy: str) -
     spec = ensemble.spec
     handed_on = ("nodeSelector", "tolerations", "affinity", "priorityClassName", "imagePullSecrets")
     return {
+        "affinity": _different_zones(ensemble),
         **{field: spec[field] for field in handed_on if spec.get(field)},
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
@@ -104,10 +105,7 @@ def _pod(ensemble: Ensemble, node_id: str, agent_image: str, pull_policy: str) -
             "fsGroup": USER_ID,
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        "topologySpreadConstraints": [
-            _spread(ensemble, key)
-            for key in ("kubernetes.io/hostname", "topology.kubernetes.io/zone")
-        ],
+        "topologySpreadConstraints": [_spread(ensemble)],
         "containers": [_server(ensemble), _agent(ensemble, node_id, agent_image, pull_policy)],
         "volumes": [
             {"name": "run", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}},
@@ -135,14 +133,27 @@ def _tls_mount(ensemble: Ensemble) -> list[Object]:
     return [] if ensemble.tls is None else [_mount("tls", TLS)]
 
 
-def _spread(ensemble: Ensemble, key: str) -> Object:
-    """As far apart as possible; on a cluster of two machines, five nodes must still start."""
+def _spread(ensemble: Ensemble) -> Object:
+    """On different machines, if that can be had; on a cluster of two, five nodes must still start.
+
+    Zones are no second constraint of this kind: the scheduler ignores machines that lack any of the
+    keys, and where none has a zone, it would not look at machines either.
+    """
     return {
         "maxSkew": 1,
-        "topologyKey": key,
+        "topologyKey": "kubernetes.io/hostname",
         "whenUnsatisfiable": "ScheduleAnyway",
         "labelSelector": {"matchLabels": selector(ensemble)},
     }
+
+
+def _different_zones(ensemble: Ensemble) -> Object:
+    term = {
+        "topologyKey": "topology.kubernetes.io/zone",
+        "labelSelector": {"matchLabels": selector(ensemble)},
+    }
+    wish = {"weight": 50, "podAffinityTerm": term}
+    return {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [wish]}}
 
 
 def _secret(volume: str, secret: str, *keys: str) -> Object:
