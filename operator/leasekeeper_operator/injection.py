@@ -38,30 +38,32 @@ class Denied(Exception):
     """The pod cannot be injected; the message says what to do."""
 
 
-def wanted_lock(pod: Object) -> str | None:
-    """Which lock the pod asks for."""
+def wanted_locks(pod: Object) -> list[str]:
+    """Which locks the pod asks for: one nearly always, several by commas."""
     annotations = pod.get("metadata", {}).get("annotations") or {}
-    lock: str | None = annotations.get(names.LABEL_LOCK)
-    return lock
+    text: str | None = annotations.get(names.LABEL_LOCK)
+    return [] if text is None else [name.strip() for name in text.split(",")]
 
 
 def inject(pod: Object, settings: Settings) -> Patch:
-    """What to change in a pod that asks for a lock which exists. Nothing, if all is there."""
-    lock = wanted_lock(pod)
-    if lock is None:
+    """What to change in a pod that asks for locks which exist. Nothing, if all is there."""
+    locks = wanted_locks(pod)
+    if not locks:
         return []
-    check_name(lock)
+    check_names(locks)
+    joined = ",".join(locks)
     spec = pod["spec"]
     existing = [c["name"] for field in _FIELDS for c in spec.get(field) or []]
     patch: Patch = []
-    injected = (pod["metadata"].get("annotations") or {}).get(ANNOTATION_INJECTED) == lock
+    injected = (pod["metadata"].get("annotations") or {}).get(ANNOTATION_INJECTED) == joined
     inserted = not (injected and CONTAINER in existing)
     if inserted:
-        _check_free(spec, existing)
-        patch += metadata_patch(pod, "labels", {names.LABEL_LOCK: lock})
-        patch += metadata_patch(pod, "annotations", {ANNOTATION_INJECTED: lock})
-        patch += _extend(spec, "volumes", _volumes(lock))
-        patch += _insert_first(spec, "initContainers", _container(pod, settings))
+        _check_free(spec, existing, locks)
+        # A label cannot list names; that it is there is what selects the pod.
+        patch += metadata_patch(pod, "labels", {names.LABEL_LOCK: locks[0]})
+        patch += metadata_patch(pod, "annotations", {ANNOTATION_INJECTED: joined})
+        patch += _extend(spec, "volumes", _volumes(locks))
+        patch += _insert_first(spec, "initContainers", _container(pod, locks, settings))
     for field in _FIELDS:
         shift = 1 if inserted and field == "initContainers" else 0
         for index, container in enumerate(spec.get(field) or []):
@@ -73,7 +75,14 @@ def inject(pod: Object, settings: Settings) -> Patch:
 _FIELDS = ("initContainers", "containers")
 
 
-def check_name(lock: str) -> None:
+def check_names(locks: list[str]) -> None:
+    for lock in locks:
+        _check_name(lock)
+        if locks.count(lock) > 1:
+            raise Denied(f"the annotation {names.LABEL_LOCK} names {lock!r} twice")
+
+
+def _check_name(lock: str) -> None:
     if not names.valid_lock_name(lock):
         raise Denied(
             f"the annotation {names.LABEL_LOCK} is {lock!r}, which cannot be the name of a"
@@ -82,13 +91,13 @@ def check_name(lock: str) -> None:
         )
 
 
-def _check_free(spec: Object, existing: list[str]) -> None:
+def _check_free(spec: Object, existing: list[str], locks: list[str]) -> None:
     if CONTAINER in existing:
         raise Denied(
             f"the pod asks for a lock and already has a container named {CONTAINER!r}: rename that"
             f" container, or take away the annotation {names.LABEL_LOCK}"
         )
-    ours = {LEADER_VOLUME, STATE_VOLUME, LOCK_VOLUME, TOKEN_VOLUME}
+    ours = {LEADER_VOLUME, STATE_VOLUME, TOKEN_VOLUME, *_folders(locks)}
     if taken := sorted(ours & {volume["name"] for volume in spec.get("volumes") or []}):
         raise Denied(
             f"the pod asks for a lock and already has a volume named {taken[0]!r}: rename that"
@@ -110,12 +119,12 @@ def _mount_leader(path: str, container: Object) -> Patch:
     return _extend(container, "volumeMounts", [mount], at=path)
 
 
-def _container(pod: Object, settings: Settings) -> Object:
+def _container(pod: Object, locks: list[str], settings: Settings) -> Object:
     container: Object = {
         "name": CONTAINER,
         "image": settings.sidecar_image,
         "restartPolicy": "Always",
-        "env": [*_environment(), *_by_annotation(pod)],
+        "env": [*_environment(locks), *_by_annotation(pod)],
         "ports": [{"name": "leasekeeper", "containerPort": HTTP_PORT, "protocol": "TCP"}],
         # Ready means "can be a candidate", never "leads". The app starts when this says yes: half a
         # minute of quorum loss must not keep a pod from starting for longer than it lasts.
@@ -126,7 +135,10 @@ def _container(pod: Object, settings: Settings) -> Object:
         "volumeMounts": [
             {"name": LEADER_VOLUME, "mountPath": LEADER_DIR},
             {"name": STATE_VOLUME, "mountPath": STATE_DIR},
-            {"name": LOCK_VOLUME, "mountPath": CONFIG_DIR, "readOnly": True},
+            *(
+                {"name": volume, "mountPath": folder, "readOnly": True}
+                for volume, (_, folder) in _folders(locks).items()
+            ),
             {"name": TOKEN_VOLUME, "mountPath": TOKEN_DIR, "readOnly": True},
         ],
     }
@@ -135,9 +147,21 @@ def _container(pod: Object, settings: Settings) -> Object:
     return container
 
 
-def _environment() -> list[Object]:
+def _folders(locks: list[str]) -> dict[str, tuple[str, str]]:
+    """The volume of each lock's Secret: the lock, and where it is mounted."""
+    if len(locks) == 1:
+        return {LOCK_VOLUME: (locks[0], CONFIG_DIR)}
+    return {
+        f"{LOCK_VOLUME}-{number}": (lock, f"{CONFIG_DIR}/{lock}")
+        for number, lock in enumerate(locks)
+    }
+
+
+def _environment(locks: list[str]) -> list[Object]:
     plain = {
-        "LEASEKEEPER_CONFIG": f"{CONFIG_DIR}/lock.json",
+        "LEASEKEEPER_CONFIG": ",".join(
+            f"{folder}/lock.json" for _, folder in _folders(locks).values()
+        ),
         "LEASEKEEPER_LEADER_DIR": LEADER_DIR,
         "LEASEKEEPER_STATE_DIR": STATE_DIR,
         "LEASEKEEPER_HTTP_PORT": str(HTTP_PORT),
@@ -169,7 +193,7 @@ def _by_annotation(pod: Object) -> list[Object]:
     ]
 
 
-def _volumes(lock: str) -> list[Object]:
+def _volumes(locks: list[str]) -> list[Object]:
     memory = {"medium": "Memory", "sizeLimit": "1Mi"}
     # A token of its own: pods that switch off the automatic one can still be candidates.
     token = [
@@ -194,11 +218,11 @@ def _volumes(lock: str) -> list[Object]:
     return [
         {"name": LEADER_VOLUME, "emptyDir": memory},
         {"name": STATE_VOLUME, "emptyDir": memory},
-        {
-            "name": LOCK_VOLUME,
+        *(
             # All of its keys: an ensemble with TLS adds its CA.
-            "secret": {"secretName": names.lock_objects(lock)},
-        },
+            {"name": volume, "secret": {"secretName": names.lock_objects(lock)}}
+            for volume, (lock, _) in _folders(locks).items()
+        ),
         {"name": TOKEN_VOLUME, "projected": {"sources": token}},
     ]
 

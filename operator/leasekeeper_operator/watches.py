@@ -29,6 +29,7 @@ from leasekeeper_operator.api import (
     Object,
 )
 from leasekeeper_operator.ensemble import EnsembleReconciler
+from leasekeeper_operator.injection import wanted_locks
 from leasekeeper_operator.manifests.lock import ensemble_of
 from leasekeeper_operator.model import ensemble_key, lock_key
 from leasekeeper_operator.queue import Queue
@@ -85,7 +86,8 @@ class Watches:
         @kopf.on.event(*_address(POD), registry=registry)
         async def on_candidate(namespace: str | None, meta: Any, **_: Any) -> None:
             # Ready, ending or gone: what a leader-only Service must know.
-            self.lock_event(namespace or "", meta["labels"][names.LABEL_LOCK])
+            for lock in wanted_locks({"metadata": meta}) or [meta["labels"][names.LABEL_LOCK]]:
+                self.lock_event(namespace or "", lock)
 
         async def on_owned(meta: Any, **_: Any) -> None:
             self.owned_event(dict(meta))

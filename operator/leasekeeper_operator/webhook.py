@@ -31,10 +31,9 @@ from leasekeeper_operator.certificates import Certificates, load, renewed, serve
 from leasekeeper_operator.injection import (
     Denied,
     Patch,
-    check_name,
     inject,
     metadata_patch,
-    wanted_lock,
+    wanted_locks,
 )
 from leasekeeper_operator.manifests.common import base64_data
 from leasekeeper_operator.settings import Settings
@@ -179,11 +178,12 @@ class Webhook:
 
     async def _answer(self, pod: Object, namespace: str) -> Object:
         pod_name = pod["metadata"].get("name") or pod["metadata"].get("generateName", "")
-        lock = wanted_lock(pod)
+        locks = wanted_locks(pod)
+        lock = ",".join(locks)
         try:
             patch = inject(pod, self._settings)
-            if lock is not None:
-                await self._check_exists(namespace, lock)
+            for name in locks:
+                await self._check_exists(namespace, name)
         except Denied as denied:
             log.info(
                 'injection-denied pod=%s/%s lock=%s why="%s"', namespace, pod_name, lock, denied
@@ -196,7 +196,6 @@ class Webhook:
         return _patched(patch)
 
     async def _check_exists(self, namespace: str, lock: str) -> None:
-        check_name(lock)
         if await self._api.get(LOCK, namespace, lock) is None:
             raise Denied(
                 f"there is no DistributedLock {lock!r} in the namespace {namespace!r}: create it"

@@ -6,7 +6,7 @@ import copy
 from typing import Any
 
 import pytest
-from leasekeeper_operator.injection import Denied, inject, wanted_lock
+from leasekeeper_operator.injection import Denied, inject, wanted_locks
 
 from tests.operator.samples import SETTINGS, patched
 
@@ -29,7 +29,7 @@ def injected(original: Object) -> Object:
 
 
 def test_a_pod_without_the_annotation_is_left_alone() -> None:
-    assert wanted_lock(pod(None)) is None
+    assert wanted_locks(pod(None)) == []
     assert inject(pod(None), SETTINGS) == []
 
 
@@ -43,6 +43,31 @@ def test_the_smallest_pod_gets_sidecar_volumes_mount_and_label() -> None:
     volumes = {volume["name"]: volume for volume in after["spec"]["volumes"]}
     assert volumes["leasekeeper-lock"]["secret"]["secretName"] == "leasekeeper-orders"
     assert volumes["leasekeeper-leader"]["emptyDir"]["medium"] == "Memory"
+
+
+def test_a_pod_with_several_locks_gets_a_secret_for_each() -> None:
+    after = injected(pod("orders, stock"))
+    (sidecar,) = after["spec"]["initContainers"]
+    environment = {v["name"]: v.get("value") for v in sidecar["env"]}
+    assert environment["LEASEKEEPER_CONFIG"] == (
+        "/etc/leasekeeper/orders/lock.json,/etc/leasekeeper/stock/lock.json"
+    )
+    mounts = {mount["mountPath"]: mount["name"] for mount in sidecar["volumeMounts"]}
+    secrets = {
+        volume["name"]: volume["secret"]["secretName"]
+        for volume in after["spec"]["volumes"]
+        if "secret" in volume
+    }
+    for lock in ("orders", "stock"):
+        assert secrets[mounts[f"/etc/leasekeeper/{lock}"]] == f"leasekeeper-{lock}"
+    assert after["metadata"]["labels"] == {"leasekeeper.dev/lock": "orders"}
+    assert inject(after, SETTINGS) == [], "asked a second time, nothing is missing"
+
+
+@pytest.mark.parametrize("text", ["orders,orders", "orders,", ",", "orders,UPPER"])
+def test_a_list_of_locks_that_makes_no_sense_is_denied(text: str) -> None:
+    with pytest.raises(Denied):
+        inject(pod(text), SETTINGS)
 
 
 def test_a_pod_chooses_settings_of_its_sidecar_by_annotations() -> None:
