@@ -46,6 +46,9 @@ DRAIN_SECONDS = 1.0
 """For writes that are on their way when we are told to stop; the API server answers in a few
 milliseconds. If it does not, the Lease is not given back: it runs out, and they with it."""
 
+STANDSTILL_SECONDS = 30.0
+"""By how much the elector may be late before the kubelet is told: longer than any busy machine."""
+
 READS = ("GET",)
 
 
@@ -177,6 +180,7 @@ class Election:
         self._elected = asyncio.Event()
         self._stop = asyncio.Event()
         self._stopping = False
+        self._begun = False
         self.knows = asyncio.Event()
         """Somebody leads: we, or another."""
 
@@ -204,8 +208,9 @@ class Election:
 
     @property
     def alive(self) -> bool:
-        """The elector's loop turns."""
-        return self._elector.overdue(self._clock.now()) < 30
+        """The elector's loop turns. Before it began there is nothing to turn: a process that waits
+        for the API server must not be killed for it."""
+        return not self._begun or self._elector.overdue(self._clock.now()) < STANDSTILL_SECONDS
 
     # -- told by the elector ---------------------------------------------------------------------
 
@@ -249,6 +254,7 @@ class Election:
         its own account, gives the Lease back, and returns; `act` is still ending then.
         """
         self.listen()
+        self._begun = True
         candidate = asyncio.create_task(self._elector.run(), name="elector")
         try:
             if not await self._first(self._elected, candidate):

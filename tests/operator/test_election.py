@@ -14,10 +14,15 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from leasekeeper_operator.election import Election, Gate, NotLeading
+from leasekeeper_operator.election import timings as election_timings
 
+from leasekeeper.clock import Deadline, Instant
+from leasekeeper.kubernetes.store import KubernetesStore
+from leasekeeper.lease import Unavailable
 from tests.operator.conftest import CRDS, Cluster, eventually
 from tests.operator.test_operator import Operator, webhook_configuration
 
@@ -183,6 +188,65 @@ async def start(
         cluster.run("delete", "--raw", path)
     kinds = "clusterrole,clusterrolebinding,mutatingwebhookconfiguration"
     cluster.run("delete", kinds, namespace, "--ignore-not-found")
+
+
+class Waiting:
+    """A store that cannot be asked."""
+
+    async def ready(self) -> None:
+        await asyncio.Event().wait()
+
+    async def acquire(self) -> Unavailable:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def close(self) -> None:
+        pass
+
+
+async def test_only_an_election_that_has_begun_can_stand_still() -> None:
+    """While the API server is away a process may wait long for its start."""
+    clock = StoppedClock()
+    election = Election(cast(KubernetesStore, Waiting()), election_timings(15), clock)
+    clock.seconds += 1000
+    assert election.alive
+    running = asyncio.create_task(election.run(nothing, nothing))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    clock.seconds += 1000
+    assert not election.alive
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+
+
+async def nothing() -> None:
+    pass
+
+
+class StoppedClock:
+    seconds = 0.0
+
+    def now(self) -> Instant:
+        return Instant(boot=self.seconds, raw=self.seconds)
+
+    def wall(self) -> float:
+        return self.seconds
+
+
+def test_a_gate_is_shut_by_the_clock_alone() -> None:
+    clock = StoppedClock()
+    gate = Gate(clock)
+    with pytest.raises(NotLeading):
+        gate.check()
+    gate.open_until(Deadline(clock.now(), 10))
+    gate.check()
+    clock.seconds = 10
+    assert gate.overstayed
+    with pytest.raises(NotLeading):
+        gate.check()
+    gate.close()
+    assert not gate.overstayed
 
 
 async def test_a_graceful_stop_hands_over_between_two_writes(start: Start) -> None:
