@@ -30,7 +30,8 @@ nodes, more of them or fewer, and other timings (maxTtlSeconds, quarantineSecond
   3. Give the new file to all agents and candidates (those who run follow by themselves), and end
      the nodes that are no longer in it.
 
-Nodes keep running. The command may be killed, and run again with the same files: it goes on.
+Nodes keep running. The command may be killed, and run again with the same files: it goes on. Do
+so soon: a change that was begun can only be brought to its end, and nobody is elected before.
 
 exit codes:
   0  the new list is in use

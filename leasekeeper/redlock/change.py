@@ -39,6 +39,14 @@ def begun(record: Record | None, old: Membership, new: Membership) -> Record:
             f"the new list has the number {new.number}, and the old one {old.number}: it must be"
             f" {old.number + 1}"
         )
+    before = {node.id: node for node in old.nodes}
+    for node in new.nodes:
+        if before.get(node.id, node) != node:
+            # Two servers of one name would each take the other for their ghost.
+            raise Refused(
+                f"node {node.id} has the address {before[node.id].address} in the old list, and"
+                f" {node.address} in the new one: give a node at another address another id"
+            )
     if record is None or record.generation == 0:
         raise Refused("the ensemble was never born: give its nodes the new list before they start")
     if record.epoch == new.epoch:

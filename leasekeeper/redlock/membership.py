@@ -17,6 +17,7 @@ from typing import Any
 from leasekeeper.lease import LONGEST, ConfigurationError
 
 LARGEST = 9  # more nodes make each vote dearer and protect against nothing that 9 do not
+LARGEST_NUMBER = 10**9  # of an epoch: a change a second for thirty years
 LONGEST_LIST = 16_384  # characters: nine nodes with the longest names that DNS has take 4,000
 DRIFT = 0.01  # the largest relative rate of any two clocks that the quarantine allows for
 
@@ -48,6 +49,8 @@ class Membership:
     """C: the most that one tick adds. Twenty wake-ups a second at W = C/2 cost 0.4 % of a core."""
 
     def __post_init__(self) -> None:
+        if not 1 <= self.number <= LARGEST_NUMBER:
+            raise ConfigurationError(f"number must be from 1 to {LARGEST_NUMBER}")
         n = len(self.nodes)
         if n % 2 == 0 or not 3 <= n <= LARGEST:
             raise ConfigurationError(
@@ -138,7 +141,8 @@ def micros(seconds: float) -> str:
 def number_of(epoch: str) -> int:
     """0: no epoch at all, or not one of ours."""
     number, dash, _ = epoch.partition("-")
-    return int(number) if dash and number.isascii() and number.isdigit() and len(number) < 16 else 0
+    plain = dash and number.isascii() and number.isdigit() and len(number) <= 10
+    return int(number) if plain else 0
 
 
 @lru_cache(maxsize=32)

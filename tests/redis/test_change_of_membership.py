@@ -10,13 +10,15 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from changing import ListChange, candidate_of, candidates, until
+import redis
+from changing import PASSWORD, ListChange, candidate_of, candidates, until
 from ensemble import Ensemble, EnsembleNode
 from servers import FLAVOURS
 
 from leasekeeper.clock import SystemClock
 from leasekeeper.lease import Grant, Timings
 from leasekeeper.redlock import change as change_rules
+from leasekeeper.redlock import users
 from leasekeeper.redlock.change import after_raising
 from leasekeeper.redlock.coordinator import Coordinator
 from leasekeeper.redlock.membership import Membership
@@ -84,6 +86,17 @@ async def test_a_node_is_replaced_while_others_elect(flavour: str) -> None:
             assert epoch_of(removed) == (change.new.epoch, False)
             record = json.loads(three.registry_file.read_text())
             assert (record["epoch"], "pending" in record) == (change.new.epoch, False)
+            refuse_everybody_else(change.nodes[0], LOCK)
+
+
+def refuse_everybody_else(node: EnsembleNode, lock: str) -> None:
+    """Only agents and the operator may raise and join a node."""
+    life = node.server.fcall("lk1_state")[1]
+    tenant = node.server.client(users.lock_user(lock), PASSWORD)
+    for client in (tenant, node.server.client(users.PEER)):
+        for call in (("lk1_raise", life, "9-x", "[]"), ("lk1_join", life, "9-x", "[]", 1, 1, 1)):
+            with pytest.raises(redis.RedisError, match=r"(?i)permission"):
+                client.fcall(call[0], 0, *call[1:])
 
 
 @ONE

@@ -20,6 +20,7 @@ def members(*ids: int, number: int) -> Membership:
 
 
 OLD, NEW = members(0, 1, 2, number=1), members(2, 3, 4, number=2)
+MOVED = replace(NEW, nodes=(Node("2", "elsewhere", 7002), *NEW.nodes[1:]))
 D = OLD.quarantine
 BORN = Record(1, 100, 0, {"0": "a"}, OLD.epoch)
 
@@ -50,6 +51,7 @@ def test_a_change_is_pending_before_anything_else_happens() -> None:
         (FRESH, OLD, NEW, "never born"),
         (BORN, OLD, members(2, 3, 4, number=3), "it must be 2"),
         (BORN, members(0, 1, 3, number=1), NEW, "name the list that is in use"),
+        (BORN, OLD, MOVED, "another address another id"),
         (replace(BORN, pending=Pending(members(0, 1, 3, number=2))), OLD, NEW, "another change"),
     ],
 )

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from leasekeeper.lease import ConfigurationError, Timings
-from leasekeeper.redlock.membership import Membership, Node
+from leasekeeper.redlock.membership import LARGEST_NUMBER, Membership, Node
 
 NODES = tuple(Node(str(i), f"host-{i}", 6379) for i in range(5))
 GOOD = Membership(nodes=NODES, max_ttl=30, quarantine=31)
@@ -82,3 +82,9 @@ def test_a_cap_that_nodes_cannot_count_is_refused() -> None:
         with pytest.raises(ConfigurationError, match="whole number of microseconds"):
             Membership(nodes=nodes, max_ttl=1, quarantine=2, cap=cap)
     assert Membership(nodes=nodes, max_ttl=1, quarantine=2, cap=0.033333).cap == 0.033333
+
+
+@pytest.mark.parametrize("number", [0, -1, LARGEST_NUMBER + 1, 10**400])
+def test_the_number_of_an_epoch_is_one_that_nodes_can_compare(number: int) -> None:
+    with pytest.raises(ConfigurationError, match="number must be from 1"):
+        replace(GOOD, number=number)
