@@ -12,7 +12,7 @@ import pytest
 from authority import Authority
 from leasekeeper_sidecar import config as configuration
 from leasekeeper_sidecar.config import SETTINGS, Config
-from leasekeeper_sidecar.stores import RedlockSettings, SqlSettings
+from leasekeeper_sidecar.stores import RedlockSettings, SqlSettings, ZooKeeperSettings
 
 from leasekeeper.lease import ConfigurationError
 
@@ -328,3 +328,27 @@ def test_other_stores_cost_a_redlock_sidecar_nothing() -> None:
     command = [sys.executable, "-c", look]
     loaded = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
     assert not {"asyncpg", "aiomysql", "kazoo", "sqlite3", "leasekeeper.sql"} & set(loaded)
+
+
+def test_zookeeper_and_redis_are_understood_and_their_mistakes_are_named(tmp_path: Path) -> None:
+    base = {key: LOCK[key] for key in ("version", "lock", "timings")}
+    login = {"mechanism": "DIGEST-MD5", "username": "app", "password": "secret"}
+    told: dict[str, Any] = {"hosts": "a:2181,b:2181", "login": login, "tokenFloor": 7}
+    zookeeper = load(tmp_path, base | {"store": "zookeeper", "zookeeper": told}).locks[0].store
+    assert isinstance(zookeeper, ZooKeeperSettings)
+    assert (zookeeper.root, zookeeper.token_floor, zookeeper.tick) == ("/leasekeeper", 7, 2.0)
+    wrong = {"path": "x/", "tokenFloor": -1, "login": {"mechanism": "plain"}, "tickSeconds": "2"}
+    found = problems(tmp_path, base | {"store": "zookeeper", "zookeeper": wrong})
+    keys = [line.removeprefix(f"{tmp_path}/lock.json: zookeeper.").split(":")[0] for line in found]
+    assert sorted(keys) == [
+        "hosts",
+        "login.mechanism",
+        "login.password",
+        "login.username",
+        "path",
+        "tickSeconds",
+        "tokenFloor",
+    ]
+    assert load(tmp_path, base | {"store": "redis", "redis": {"host": "redis"}}).locks[0].store
+    found = problems(tmp_path, base | {"store": "redis", "redis": {"hots": "redis"}})
+    assert len(found) == 2
