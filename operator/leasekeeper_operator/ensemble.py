@@ -9,32 +9,30 @@ Every step can be repeated, and a crash between any two of them is only a later 
 from __future__ import annotations
 
 import logging
-import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from leasekeeper_operator import names
-from leasekeeper_operator.api import ENSEMBLE, POD, SECRET, STATEFUL_SET, Api, ApiError, Object
-from leasekeeper_operator.apply import Applier, stamped
+from leasekeeper_operator.api import ENSEMBLE, POD, STATEFUL_SET, Api, ApiError, Object
+from leasekeeper_operator.apply import Applier
 from leasekeeper_operator.births import Births, record_of
 from leasekeeper_operator.board import Board
 from leasekeeper_operator.events import Happening, node_happenings, tell
 from leasekeeper_operator.holders import Outlook
 from leasekeeper_operator.lock_users import LockUsers
-from leasekeeper_operator.manifests.common import text_of
-from leasekeeper_operator.manifests.ensemble import credentials_secret, ensemble_objects
+from leasekeeper_operator.manifests.ensemble import ensemble_objects
 from leasekeeper_operator.model import Ensemble, Key, lock_key
 from leasekeeper_operator.nodes import (
     OPEN,
     Nodes,
-    Passwords,
     Resolve,
     Sight,
     by_name,
     without_ghosts,
 )
+from leasekeeper_operator.passwords import Credentials, PasswordKeeper
 from leasekeeper_operator.queue import Queue
 from leasekeeper_operator.rolling import REFUSED, UPDATED, Roll, decide, node_pod
 from leasekeeper_operator.settings import Settings
@@ -63,7 +61,9 @@ class _State:
 
     settled: tuple[int, float] | None = None
     """Generation and time at which all objects were last brought to the spec."""
-    passwords: Passwords | None = None
+    credentials: Credentials | None = None
+    aligned: Credentials | None = None
+    """Those that the nodes were last brought to."""
     trusted: str = ""
     """The CAs of the nodes' certificates; empty: no TLS."""
     nodes: Nodes | None = None
@@ -99,6 +99,7 @@ class EnsembleReconciler:
         self._users = LockUsers(api, applier, settings.default_place, now=now)
         self._births = Births(api, self._users, now)
         self._tls = NodeTls(api, applier)
+        self._keeper = PasswordKeeper(api, applier)
         self.board = Board()
         self._states: dict[Key, _State] = {}
 
@@ -127,6 +128,7 @@ class EnsembleReconciler:
         sights = without_ghosts(record_of(obj), sights)
         await self._users.sync(ensemble, nodes, sights, record_of(obj))
         await self._hand_on(ensemble, nodes, sights)
+        await self._rotate(ensemble, state, nodes)
         await self._roll(ensemble, state, obj, sights)
         await self._write_status(ensemble, state, obj, sights)
         if state.generation != ensemble.generation:
@@ -157,7 +159,7 @@ class EnsembleReconciler:
         now, statuses = self._now(), node_statuses(sights)
         if state.seen is None or state.seen[0] != statuses:
             state.seen = (statuses, now)
-        rolling = state.roll is not None and not state.roll.done
+        rolling = state.settled is None or (state.roll is not None and not state.roll.done)
         waiting = rolling or any(sight.state != OPEN for sight in sights.values())
         fresh = now - state.seen[1] < WAIT_SECONDS
         return LOOK_SECONDS_UNTIL_OPEN if waiting and fresh else LOOK_SECONDS
@@ -191,11 +193,11 @@ class EnsembleReconciler:
         # Set before the work: an event that comes meanwhile takes it away again.
         state.settled, state.roll = (ensemble.generation, now), None
         try:
-            state.passwords = await self._passwords(ensemble, state.passwords)
+            state.credentials = await self._keeper.bring(ensemble, state.credentials)
             wrong = await self._bring_tls(ensemble, state)
             wanted = ensemble_objects(
                 ensemble,
-                state.passwords,
+                *state.credentials.valid,
                 operator_namespace=self._settings.namespace,
                 agent_image=self._settings.sidecar_image,
                 pull_policy=self._settings.sidecar_pull_policy,
@@ -231,29 +233,21 @@ class EnsembleReconciler:
             return f"{obj['kind']} {obj['metadata']['name']}: {error}"
         return ""
 
-    async def _passwords(self, ensemble: Ensemble, used: Passwords | None) -> Passwords:
-        """Made once. Servers that run know the old ones, so they are never made anew while there is
-        anything left of them: in the Secret, or if that was deleted in our own memory."""
-        name = names.credentials_secret(ensemble.name)
-        secret = await self._api.get(SECRET, ensemble.namespace, name)
-        known = {
-            user: text_of(secret or {}, user) or (getattr(used, user) if used else "")
-            for user in ("agent", "peer", "operator")
-        }
-        complete = Passwords(**{user: kept or _password() for user, kept in known.items()})
-        desired = credentials_secret(ensemble, complete)
-        if secret is None:
-            # Created and not applied: of two operators, one makes the passwords. The other one's
-            # conflict is tried again.
-            await self._api.create(stamped(desired))
-            log.info("passwords-made ensemble=%s", ensemble.key)
-        else:
-            await self._applier.bring(desired)
-        return complete
+    async def _rotate(self, ensemble: Ensemble, state: _State, nodes: Nodes) -> None:
+        """One step of a change of passwords; once for each operator, a look at what nodes know."""
+        known = state.credentials
+        assert known is not None, "the objects were brought before"
+        rotating = len(known.valid) > 1 or ensemble.password_generation > known.generation
+        if not rotating and state.aligned == known:
+            return
+        new, complete = await self._keeper.rotate(ensemble, known, nodes)
+        state.aligned = known if complete else None
+        if new != known:
+            state.credentials, state.settled = new, None  # servers' configuration follows
 
     async def _nodes(self, ensemble: Ensemble, state: _State) -> Nodes:
-        assert state.passwords is not None, "the objects were brought before"
-        wanted = (ensemble.membership, state.passwords, state.trusted)
+        assert state.credentials is not None, "the objects were brought before"
+        wanted = (ensemble.membership, state.credentials.current, state.trusted)
         known = state.nodes
         if known is not None and (known.membership, known.passwords, known.trusted) != wanted:
             await known.close()
@@ -326,7 +320,3 @@ class EnsembleReconciler:
 
 def _by_node(objects: list[Object]) -> dict[str, Object]:
     return {obj["metadata"]["labels"][names.LABEL_NODE]: obj for obj in objects}
-
-
-def _password() -> str:
-    return secrets.token_urlsafe(24)

@@ -75,6 +75,8 @@ class Ensemble(Resource):
     restart_delay: float
     image: str
     allowed_namespaces: Sequence[str]
+    password_generation: int
+    """Raised by who wants new passwords of agents, peers and the operator."""
     tls: Object | None
     """`spec.tls`; none: nodes speak plainly."""
     spec: Object
@@ -90,6 +92,7 @@ class Ensemble(Resource):
             restart_delay=float(spec["restartPolicy"]["delaySeconds"]),
             image=spec["image"],
             allowed_namespaces=tuple(spec.get("allowedNamespaces", ())),
+            password_generation=spec.get("passwordGeneration", 1),
             tls=spec.get("tls"),
             spec=spec,
         )

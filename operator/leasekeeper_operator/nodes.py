@@ -161,6 +161,9 @@ class Link:
             await self._redis.aclose()
 
 
+USERS = (users.AGENT, users.PEER, users.OPERATOR)
+
+
 @dataclass(frozen=True, slots=True)
 class Passwords:
     """Of the users that a server's configuration file has."""
@@ -264,6 +267,26 @@ class Nodes:
         """Users of locks that the node has: the lock, and the digest of its password."""
         lines = await self._links[node].call("ACL", "LIST")
         return dict(filter(None, map(parse_user, lines)))
+
+    @property
+    def ids(self) -> list[str]:
+        return [*self._links]
+
+    async def admin_digests(self, node: str) -> dict[str, frozenset[str]]:
+        """Of agent, peer and operator: the digests of the passwords that the node takes."""
+        lines = [line.split() for line in await self._links[node].call("ACL", "LIST")]
+        return {
+            words[1]: frozenset(word[1:] for word in words if word.startswith("#"))
+            for words in lines
+            if len(words) > 1 and words[1] in USERS
+        }
+
+    async def set_digests(
+        self, node: str, user: str, wanted: frozenset[str], known: frozenset[str]
+    ) -> None:
+        """Connections that stand are not touched."""
+        rules = [*(f"#{d}" for d in wanted - known), *(f"!{d}" for d in known - wanted)]
+        await self._links[node].call("ACL", "SETUSER", user, *rules)
 
     async def set_user(self, node: str, lock: str, digest: str) -> None:
         rules = users.lock_rules(lock, digest)

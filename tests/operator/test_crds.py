@@ -333,6 +333,12 @@ def test_a_birth_cannot_be_forgotten(
         status(cluster, namespace, "lens", "born", {"registry": change})
 
 
+def test_passwords_have_no_way_back(cluster: Cluster, namespace: str) -> None:
+    cluster.ensemble(namespace, "rotated", passwordGeneration=2)
+    with pytest.raises(Refusal, match=r"spec.passwordGeneration must not go down: each number"):
+        cluster.ensemble(namespace, "rotated", passwordGeneration=1)
+
+
 def test_a_service_keeps_its_kind_of_address(cluster: Cluster, namespace: str) -> None:
     service = {"name": "leader", "ports": [{"port": 80, "targetPort": 8080}]}
     cluster.lock(namespace, "routed", service=service)

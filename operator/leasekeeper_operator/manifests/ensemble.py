@@ -18,14 +18,20 @@ NAMESPACE_NAME = "kubernetes.io/metadata.name"  # the API server puts it on ever
 DNS_PORT = 53
 
 
-def server_conf(passwords: Passwords, *, tls: bool = False) -> str:
+def server_conf(passwords: Passwords, *more: Passwords, tls: bool = False) -> str:
+    """`more`: further passwords by which its users are let in."""
+
+    def digests(user: str) -> str:
+        # One word or several: each is a rule of its own, and `#` stands before each.
+        return " #".join(users.digest(getattr(p, user)) for p in (passwords, *more))
+
     files = ServerTls(
         cert_file=f"{TLS}/tls.crt", key_file=f"{TLS}/tls.key", ca_file=f"{TLS}/ca.crt"
     )
     return server_config(
-        agent=users.digest(passwords.agent),
-        peer=users.digest(passwords.peer),
-        operator=users.digest(passwords.operator),
+        agent=digests(users.AGENT),
+        peer=digests(users.PEER),
+        operator=digests(users.OPERATOR),
         directory=DATA,
         port=SERVER_PORT,
         unix_socket=SOCKET,
@@ -36,13 +42,17 @@ def server_conf(passwords: Passwords, *, tls: bool = False) -> str:
 def ensemble_objects(
     ensemble: Ensemble,
     passwords: Passwords,
-    *,
+    *more: Passwords,
     operator_namespace: str,
     agent_image: str,
     pull_policy: str,
 ) -> list[Object]:
-    """All but the Secrets with passwords and users, in the order in which pods need them."""
-    configuration = server_conf(passwords, tls=ensemble.tls is not None)
+    """All but the Secrets with passwords and users, in the order in which pods need them. `more`:
+    passwords that are valid beside those in use."""
+    tls = ensemble.tls is not None
+    configuration = server_conf(passwords, *more, tls=tls)
+    # New passwords are told to servers that run: a new one is no reason to restart them.
+    read_at_start = server_conf(Passwords("", "", ""), tls=tls)
     nodes = [node.id for node in ensemble.membership.nodes]
     return [
         server_secret(ensemble, configuration),
@@ -56,17 +66,11 @@ def ensemble_objects(
                 node,
                 agent_image=agent_image,
                 pull_policy=pull_policy,
-                configuration=configuration,
+                configuration=read_at_start,
             )
             for node in nodes
         ),
     ]
-
-
-def credentials_secret(ensemble: Ensemble, passwords: Passwords) -> Object:
-    data = base64_data(agent=passwords.agent, peer=passwords.peer, operator=passwords.operator)
-    name = names.credentials_secret(ensemble.name)
-    return ensemble_object(ensemble, SECRET, name, type="Opaque", data=data)
 
 
 def server_secret(ensemble: Ensemble, configuration: str) -> Object:

@@ -1,0 +1,189 @@
+"""The passwords of agents, peers and the operator, and how new ones follow old ones: without a
+restart, so that no leader notices.
+
+A server lets a user in by any of several passwords, and the operator may set them while it runs
+(`ACL SETUSER`); a server that starts reads all that are valid from its configuration.
+
+    next: made ──▶ every node knows it ──▶ it is in use ──SETTLE──▶ the old one is taken away
+                                             └ agents read their files for each new connection
+
+Decided from the Secret ENSEMBLE-credentials, what the nodes know, and the clock: an operator that
+is killed in between is followed by one that goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+
+from leasekeeper.redlock import users
+from leasekeeper_operator import names
+from leasekeeper_operator.api import SECRET, Api, Object
+from leasekeeper_operator.apply import Applier, stamped
+from leasekeeper_operator.manifests.common import base64_data, ensemble_object, text_of
+from leasekeeper_operator.model import Ensemble
+from leasekeeper_operator.nodes import USERS, NodeError, Nodes, Passwords
+from leasekeeper_operator.status import timestamp
+
+log = logging.getLogger(__name__)
+
+SETTLE = timedelta(minutes=10)
+"""The kubelet brings a changed Secret to a mounted volume within about two minutes."""
+ANNOTATION_GENERATION = "leasekeeper.dev/password-generation"
+ANNOTATION_SINCE = "leasekeeper.dev/passwords-since"
+
+Digests = Mapping[str, frozenset[str]]
+"""By user."""
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    current: Passwords
+    generation: int = 1
+    next: Passwords | None = None
+    old: Passwords | None = None
+    since: datetime | None = None
+    """When `current` became that."""
+
+    @property
+    def valid(self) -> tuple[Passwords, ...]:
+        """The one in use first."""
+        return (self.current, *filter(None, (self.next, self.old)))
+
+
+def advance(
+    known: Credentials,
+    wanted: int,
+    nodes: Mapping[str, Digests],
+    total: int,
+    now: datetime,
+    make: Callable[[], Passwords],
+) -> Credentials:
+    """One step towards generation `wanted`. `nodes`: what those know that could be asked."""
+    if known.next is not None:
+        ready = len(nodes) == total and all(_has(node, known.next) for node in nodes.values())
+        if not ready:
+            return known
+        return Credentials(known.next, max(wanted, known.generation), None, known.current, now)
+    if known.old is not None:
+        settled = known.since is not None and now - known.since >= SETTLE
+        return replace(known, old=None, since=None) if settled else known
+    return replace(known, next=make()) if wanted > known.generation else known
+
+
+def _has(node: Digests, passwords: Passwords) -> bool:
+    return all(digest in node.get(user, ()) for user, digest in digests(passwords).items())
+
+
+def digests(passwords: Passwords) -> dict[str, str]:
+    return {user: users.digest(getattr(passwords, user)) for user in USERS}
+
+
+def valid_digests(credentials: Credentials) -> dict[str, frozenset[str]]:
+    sets = [digests(passwords) for passwords in credentials.valid]
+    return {user: frozenset(known[user] for known in sets) for user in USERS}
+
+
+def make_passwords() -> Passwords:
+    return Passwords(*(secrets.token_urlsafe(24) for _ in USERS))
+
+
+class PasswordKeeper:
+    def __init__(self, api: Api, applier: Applier) -> None:
+        self._api = api
+        self._applier = applier
+
+    async def bring(self, ensemble: Ensemble, used: Credentials | None) -> Credentials:
+        """Those in the Secret. Servers that run know them, so they are never made anew while there
+        is anything left of them: there, or if it was deleted in our own memory (`used`)."""
+        name = names.credentials_secret(ensemble.name)
+        secret = await self._api.get(SECRET, ensemble.namespace, name)
+        found = _parse(secret or {}, used)
+        if secret is None:
+            # Created and not applied: of two operators, one makes the passwords. The other one's
+            # conflict is tried again.
+            await self._api.create(stamped(_secret(ensemble, found)))
+            log.info("passwords-made ensemble=%s", ensemble.key)
+        else:
+            await self._applier.bring(_secret(ensemble, found))
+        return found
+
+    async def rotate(
+        self, ensemble: Ensemble, known: Credentials, nodes: Nodes
+    ) -> tuple[Credentials, bool]:
+        """Brings the nodes to `known`, and takes a step if there is one; in the Secret first. Also
+        whether all nodes could be brought to it."""
+        asked = await asyncio.gather(*(self._align(known, nodes, n) for n in nodes.ids))
+        seen = {node: found for node, found in zip(nodes.ids, asked, strict=True) if found}
+        wanted, now = ensemble.password_generation, datetime.now(UTC)
+        new = advance(known, wanted, seen, len(nodes.ids), now, make_passwords)
+        if new != known:
+            await self._applier.bring(_secret(ensemble, new))
+            log.info(
+                "passwords-step ensemble=%s generation=%d next=%s old=%s",
+                *(ensemble.key, new.generation, new.next is not None, new.old is not None),
+            )
+        return new, len(seen) == len(nodes.ids)
+
+    async def _align(self, known: Credentials, nodes: Nodes, node: str) -> Digests | None:
+        """What that node knows afterwards; none: it could not be asked."""
+        try:
+            found = await nodes.admin_digests(node)
+            for user, wanted in valid_digests(known).items():
+                if found.get(user) != wanted:
+                    await nodes.set_digests(node, user, wanted, found.get(user, frozenset()))
+            return valid_digests(known)
+        except NodeError as error:
+            log.debug('passwords-not-told node=%s error="%s"', node, error)
+            return None
+
+
+def _parse(secret: Object, used: Credentials | None) -> Credentials:
+    def one(prefix: str) -> Passwords | None:
+        values = [text_of(secret, f"{prefix}{user}") for user in USERS]
+        return Passwords(*values) if all(values) else None
+
+    fresh, kept = make_passwords(), used.current if used else None
+    current = Passwords(
+        *(
+            text_of(secret, user) or getattr(kept, user, "") or getattr(fresh, user)
+            for user in USERS
+        )
+    )
+    if not secret:
+        return replace(used, current=current) if used else Credentials(current)
+    notes = secret["metadata"].get("annotations") or {}
+    generation = notes.get(ANNOTATION_GENERATION, "1")
+    try:
+        since = datetime.strptime(notes.get(ANNOTATION_SINCE, ""), "%Y-%m-%dT%H:%M:%SZ")
+    except ValueError:
+        since = datetime.now(UTC)  # somebody took it away: wait anew
+    old = one("old-")
+    return Credentials(
+        current,
+        int(generation) if generation.isdecimal() else 1,
+        one("next-"),
+        old,
+        since.replace(tzinfo=UTC) if old else None,
+    )
+
+
+def _secret(ensemble: Ensemble, credentials: Credentials) -> Object:
+    sets = (("", credentials.current), ("next-", credentials.next), ("old-", credentials.old))
+    values = {
+        f"{prefix}{user}": getattr(passwords, user)
+        for prefix, passwords in sets
+        if passwords is not None
+        for user in USERS
+    }
+    name = names.credentials_secret(ensemble.name)
+    made = ensemble_object(ensemble, SECRET, name, type="Opaque", data=base64_data(**values))
+    notes = {ANNOTATION_GENERATION: str(credentials.generation)}
+    if credentials.since is not None:
+        notes[ANNOTATION_SINCE] = timestamp(credentials.since)
+    made["metadata"]["annotations"] = notes
+    return made
