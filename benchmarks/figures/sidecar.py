@@ -63,6 +63,7 @@ class Sidecar(Process):
         }
 
     def start(self, command: Sequence[str] = FROM_SOURCE) -> Self:
+        self._before = len(self.output())
         self.spawn(command, **self.environment)
         return self
 
@@ -73,7 +74,8 @@ class Sidecar(Process):
         wait_until(self.leads, f"{self.log.parent.name} to lead")
 
     def wait_standby(self) -> None:
-        wait_until(lambda: "standing-by" in self.output(), "a standby")
+        """In this life: its log has those of the earlier ones, too."""
+        wait_until(lambda: "standing-by" in self.output()[self._before :], "a standby")
 
     def get(self, port: int, page: str) -> None:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}{page}", timeout=10) as answer:
@@ -222,8 +224,7 @@ def _sidecars(rig: Rig, home: Path, turn: int) -> list[float]:
         pair[0].start().wait_leading()
         for _ in range(3):
             leader, other = pair
-            other.start()
-            wait_until(lambda: "standing-by" in other.output()[-600:], "a standby")  # noqa: B023
+            other.start().wait_standby()
             time.sleep(1.0)
             began = boot()
             leader.send(signal.SIGTERM)
