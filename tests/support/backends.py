@@ -101,15 +101,11 @@ class RedlockBackend(Proxied):
         self._ensemble.nodes[0].server.restart()
 
     def delete(self, lock: str) -> None:
-        """As the operator does it, which nodes refuse while it is held; and by force on as many
-        nodes as may lose their memory.
+        """As the operator does it, which nodes refuse while it is held. (By force it would be a
+        memory that was rolled back, against which nothing is promised.)
         """
-        for number, node in enumerate(self._ensemble.nodes):
-            if number < 2:
-                with node.server.client() as client:
-                    client.delete(f"lk:lock:{lock}")
-            else:
-                node.server.fcall("lk1_forget", lock, 2**50)
+        for node in self._ensemble.nodes:
+            node.server.fcall("lk1_forget", lock, 2**50)
 
 
 class PostgreSqlBackend(Proxied):
