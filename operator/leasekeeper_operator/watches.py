@@ -86,7 +86,9 @@ class Watches:
         @kopf.on.event(*_address(POD), registry=registry)
         async def on_candidate(namespace: str | None, meta: Any, **_: Any) -> None:
             # Ready, ending or gone: what a leader-only Service must know.
-            for lock in wanted_locks({"metadata": meta}) or [meta["labels"][names.LABEL_LOCK]]:
+            # A pod that has just lost its label is shown once more, without it.
+            label = (meta.get("labels") or {}).get(names.LABEL_LOCK)
+            for lock in wanted_locks({"metadata": meta}) or filter(None, [label]):
                 self.lock_event(namespace or "", lock)
 
         async def on_owned(meta: Any, **_: Any) -> None:

@@ -16,6 +16,7 @@ from leasekeeper_operator.manifests.ensemble import (
 )
 from leasekeeper_operator.manifests.lock import ensemble_of, password_of
 from leasekeeper_operator.manifests.node import server_command, stateful_set
+from leasekeeper_operator.manifests.service import can_serve, leader_slice
 
 from leasekeeper.redlock import users, users_file
 from leasekeeper.redlock.membership import Membership
@@ -278,3 +279,46 @@ def test_with_tls_a_lock_is_told_whom_to_trust() -> None:
     plain = lock_secret(lock(), ensemble(), "secret")
     assert {*plain["data"]} == {"lock.json"}
     assert "tls" not in json.loads(text(plain, "lock.json"))["redlock"]
+
+
+def candidate_pod(**metadata: Any) -> Object:
+    ready = {"type": "Ready", "status": "True"}
+    facts = {"name": "a", "namespace": "shop", "uid": "u", **metadata}
+    return {"metadata": facts, "status": {"conditions": [ready]}}
+
+
+@pytest.mark.parametrize(
+    ("metadata", "serves"),
+    [
+        ({"labels": {"leasekeeper.dev/lock": "orders"}}, True),
+        (
+            {
+                "labels": {"leasekeeper.dev/lock": "stock"},
+                "annotations": {"leasekeeper.dev/lock": "stock,orders"},
+            },
+            True,
+        ),
+        ({"labels": {"leasekeeper.dev/lock": "stock"}}, False),
+        ({}, False),
+        ({"labels": {"leasekeeper.dev/lock": "orders"}, "uid": "another"}, False),
+        ({"labels": {"leasekeeper.dev/lock": "orders"}, "deletionTimestamp": "now"}, False),
+    ],
+)
+def test_traffic_goes_only_to_the_holders_own_pod(metadata: Object, serves: bool) -> None:
+    assert can_serve(candidate_pod(**metadata), lock(), "u") is serves
+
+
+def test_two_families_have_a_slice_each() -> None:
+    pod = candidate_pod()
+    pod["status"]["podIPs"] = [{"ip": "10.0.0.1"}, {"ip": "fd00::1"}]
+    pod["spec"] = {}
+    routed = lock(service={"name": "leader", "ports": [PORT]})
+    addresses = {
+        family: leader_slice(routed, family, pod)["endpoints"][0]["addresses"]
+        for family in ("IPv4", "IPv6")
+    }
+    assert addresses == {"IPv4": ["10.0.0.1"], "IPv6": ["fd00::1"]}
+    assert leader_slice(routed, "IPv4", None)["endpoints"] == []
+
+
+PORT = {"name": "main", "port": 80, "targetPort": 8080, "protocol": "TCP"}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from leasekeeper_operator import names
 from leasekeeper_operator.api import ENDPOINT_SLICE, SERVICE, Object
+from leasekeeper_operator.injection import wanted_locks
 from leasekeeper_operator.manifests.lock import lock_object
 from leasekeeper_operator.model import Lock
 
@@ -91,5 +92,7 @@ def can_serve(pod: Object | None, lock: Lock, uid: str) -> bool:
     ready = any(
         c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions", [])
     )
-    ours = metadata.get("labels", {}).get(names.LABEL_LOCK) == lock.name
+    # The label has room for one name; a pod with several locks names them in its annotation.
+    asked = {metadata.get("labels", {}).get(names.LABEL_LOCK), *wanted_locks(pod)}
+    ours = lock.name in asked
     return ready and ours and "deletionTimestamp" not in metadata
