@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.cluster.client import Client, until
-from tests.cluster.installation import Installation
+from tests.cluster.installation import SYSTEM, Installation
 from tests.cluster.workload import Workload
 
 
@@ -13,6 +13,23 @@ def test_helm_install_makes_an_ensemble_that_is_ready(
     nodes = installation.nodes()
     assert len(nodes) == 5
     assert len({node["spec"]["nodeName"] for node in nodes}) == 2
+
+
+def test_helm_test_takes_and_gives_back_a_probe_lock(
+    client: Client, installation: Installation
+) -> None:
+    said = client.helm("test", "leasekeeper", "--namespace", SYSTEM, "--timeout=3m", seconds=200)
+    assert "Phase:          Succeeded" in said
+    assert client.items(SYSTEM, "dlock") == []
+
+
+def test_one_of_the_operators_two_replicas_is_elected(
+    client: Client, installation: Installation
+) -> None:
+    pods = client.items(SYSTEM, "pods", "-l", "app.kubernetes.io/component=operator")
+    assert len(pods) == 2
+    holder = client.get(SYSTEM, "lease", "leasekeeper-operator")["spec"]["holderIdentity"]
+    assert holder.split("/")[0] in {pod["metadata"]["name"] for pod in pods}
 
 
 def test_one_annotated_pod_of_three_leads(client: Client, shop: Workload) -> None:
