@@ -180,26 +180,33 @@ class Demo:
         return replace(look, state="starting") if new else look
 
     def _tell_of_nodes(self, before: list[Look], after: list[Look]) -> None:
-        """One sentence for all that changed in the same way at the same time."""
-        changed = [b for a, b in zip(before, after, strict=True) if a.state != b.state]
-        for state in ("quarantine", "open"):
-            nodes = [look.node for look in changed if look.state == state]
-            known = [node for node in nodes if node in self._opened]
-            if known:
-                voted = sum(look.state == "open" for look in before)
-                sentence = _node_sentence(state, known, self.world, others_voted=voted)
-                self.say("node", sentence, nodes=known, state=state)
-            if state == "open":
-                self._opened.update(nodes)
-        for look in changed:
-            self._resting_since.pop(look.node, None)
-            if look.state == "quarantine":
-                self._resting_since[look.node] = now()
+        """One sentence for all that changed in the same way at the same time. A node that was only
+        slow to answer forgot nothing, and is not spoken of.
+        """
+        forgot = [
+            look.node
+            for look in after
+            if look.state == "quarantine" and look.node not in self._resting_since
+        ]
+        opened = [look.node for look in after if look.state == "open"]
+        back = [node for node in opened if node in self._resting_since]
+        voted = sum(look.state == "open" for look in before)
+        for state, nodes in (("quarantine", forgot), ("open", back)):
+            if nodes:
+                sentence = _node_sentence(state, nodes, self.world, others_voted=voted)
+                self.say("node", sentence, nodes=nodes, state=state)
+        self._opened.update(opened)
+        self._resting_since.update(dict.fromkeys(forgot, now()))
+        for look in after:
+            if look.state in ("open", "down"):  # down: the next life rests anew
+                self._resting_since.pop(look.node, None)
 
     def rests_for(self, node: str) -> float:
         """About how long a node in quarantine still does not vote; its agent knows it exactly."""
         since = self._resting_since.get(node)
-        if since is None:
+        if since is None or not any(
+            look.node == node and look.state == "quarantine" for look in self.looks
+        ):
             return 0.0
         return max(0.0, since + self.world.membership.quarantine - now())
 

@@ -114,11 +114,11 @@ async def test_faults_of_nodes(watched: Watched) -> None:
     assert int(connection.call("TIME")[0]) - time.time() > 3500
     connection.close()
 
-    # One node without its memory: the leader goes on, with the same token.
+    # One node without its memory. (That the leader goes on is held elsewhere, with a lease that a
+    # busy machine cannot starve.)
     await watched.cause("kill-node", "3")
     await watched.until(lambda: watched.states()[2] == "quarantine", "the node in quarantine")
     await watched.until(lambda: watched.states()[2] == "open", "the node open again")
-    assert demo.files.tenures[-1].token == token
     told = [e["sentence"] for e in watched.events if e["event"] == "node"]
     assert told[0].startswith("node 3 restarted empty: it will not vote for 2.1 s, because")
     assert told[1].startswith("node 3 votes again")
