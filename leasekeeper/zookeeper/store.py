@@ -21,9 +21,7 @@ That is ZooKeeper's lease, and here is what makes ours lie inside it:
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Coroutine
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from kazoo.exceptions import KazooException, NoNodeError
@@ -47,6 +45,7 @@ from leasekeeper.lease import (
     Unknown,
 )
 from leasekeeper.redlock.tls import Tls
+from leasekeeper.zookeeper.line import Line, Place, in_order
 from leasekeeper.zookeeper.session import Login, Refused, Session, Unanswered
 
 T = TypeVar("T")
@@ -57,35 +56,6 @@ ROOT = "/leasekeeper"
 LOOKS_MISSED = 4
 """So many periods after its last look a waiter is taken for gone, and its node is removed: kazoo
 keeps the session alive, and a node with nobody behind it would become first and block everybody."""
-
-
-def counted_from(sent: Instant, before: Instant, period: float) -> Instant:
-    """From when a lease counts whose write was sent at `sent`, if the request before it was sent at
-    `before`: what the leader knows of us may be as old as that one.
-    """
-    excess = sent.elapsed_since(before) - period
-    if excess <= 0:
-        return sent
-    return Instant(sent.boot - excess, sent.raw - excess)
-
-
-def in_order(children: list[str]) -> list[str]:
-    """By the number that ZooKeeper gave to each; names without one are not ours."""
-    return sorted((c for c in children if c[-10:].isdigit()), key=lambda child: child[-10:])
-
-
-@dataclass(slots=True)
-class _Place:
-    """Ours in the line, and what our last write to it proved."""
-
-    node: str
-    id: str
-    token: int
-    began: Instant
-    """From when a lease would count that was won by that write."""
-    behind: str = ""
-    """Whom we watch, if that is the holder: when it is gone, we are first, and need ask nobody."""
-    first: bool = False
 
 
 class ZooKeeperStore:
@@ -114,8 +84,6 @@ class ZooKeeperStore:
         self._candidate = candidate
         self._timings = timings
         self._clock = clock
-        self._floor = token_floor
-        self._parent = f"{root}/{lock}"
         self._needed = timings.ttl + timings.retry_period + tick / 2
         self._session = Session(
             hosts=hosts,
@@ -125,11 +93,15 @@ class ZooKeeperStore:
             login=login,
             tls=tls,
         )
-        self._attempt = 0
-        self._place: _Place | None = None
-        self._prepared = 0  # the session in which the parent was made sure of
+        self._line = Line(
+            self._session,
+            f"{root}/{lock}",
+            candidate,
+            clock,
+            period=timings.retry_period,
+            token_floor=token_floor,
+        )
         self._held: Grant | None = None  # the last lease that was not given back
-        self._before = clock.now()  # when the last request was sent that was answered
         self._largest = 0
         self._listing: asyncio.Future[Any] | None = None
         self._freed = asyncio.Event()
@@ -149,10 +121,10 @@ class ZooKeeperStore:
             async with asyncio.timeout(self._timings.renew_deadline):
                 if (draining := self._last_tenure()) is not None:
                     return draining
-                await self._prepare()
+                await self._line.prepare()
                 return await self._stand_in_line(woken)
         except NoNodeError:
-            self._place, self._prepared = None, 0
+            self._line.place, self._line.prepared = None, 0
             return Unavailable({NAME: "our place in the line was deleted"}, retry_in=0.0)
         except (Unanswered, Refused) as wrong:
             return Unavailable({NAME: str(wrong)})
@@ -180,54 +152,27 @@ class ZooKeeperStore:
         return Deadline(self._held.deadline.start, self._timings.ttl).left(self._clock.now())
 
     async def _stand_in_line(self, woken: bool) -> Acquired:
-        place = self._place
+        place = self._line.place
         fresh = place is not None and self._since(place.began) < 1.5 * self._timings.retry_period
         if place is None:
-            place, line = await self._join()
+            place, line = await self._line.join()
         elif woken and fresh:
             # What our last look wrote is proof enough: no need to wait for another write now.
             if place.first:
                 return self._won(place)
             listing, self._listing = self._listing, None
-            line = in_order(await (listing or self._session.send("get_children", self._parent)))
+            line = in_order(await (listing or self._line.listing()))
         else:
-            line = await self._refresh(place)
+            line = await self._line.refresh(place)
         if place.node not in line:
-            self._place = None
+            self._line.place = None
             return Unavailable({NAME: "the session ended, and with it our place"}, retry_in=0.0)
         if (rank := line.index(place.node)) == 0:
             return self._won(place)
-        place.behind = self._path(line[0]) if rank == 1 else ""
+        place.behind = self._line.path(line[0]) if rank == 1 else ""
         return await self._wait_behind(line[rank - 1], line[0])
 
-    async def _join(self) -> tuple[_Place, list[str]]:
-        """Two requests at once, here and below: they are run in this order."""
-        self._attempt += 1
-        id_ = f"{self._candidate.id}/{self._attempt}"
-        sent = self._clock.now()
-        path = self._path(f"{self._candidate.nonce}-{self._attempt}-")
-        options = {"ephemeral": True, "sequence": True, "include_data": True}
-        write = self._session.send("create", path, id_.encode(), **options)
-        line = await self._line_after(write)
-        path, stat = write.result()
-        token, began = stat.czxid + self._floor, self._answered(sent)
-        self._place = place = _Place(path.rpartition("/")[2], id_, token, began)
-        return place, line
-
-    async def _refresh(self, place: _Place) -> list[str]:
-        sent = self._clock.now()
-        write = self._session.send("set", self._path(place.node), place.id.encode())
-        line = await self._line_after(write)
-        place.began = self._answered(sent)
-        return line if write.result().ephemeralOwner == self._session.id else []
-
-    async def _line_after(self, write: asyncio.Future[Any]) -> list[str]:
-        """Who stands in line, once what was written before is answered as well."""
-        listing = self._session.send("get_children", self._parent)
-        _, children = await asyncio.gather(write, listing)
-        return in_order(children)
-
-    def _won(self, place: _Place) -> Acquired:
+    def _won(self, place: Place) -> Acquired:
         if place.token <= self._largest:
             self._sweep()
             return Unavailable(
@@ -256,8 +201,8 @@ class ZooKeeperStore:
         )
 
     async def _wait_behind(self, predecessor: str, first: str) -> Acquired:
-        watch = self._session.send("exists", self._path(predecessor), watch=self._on_watch)
-        look = self._session.send("get", self._path(first))
+        watch = self._session.send("exists", self._line.path(predecessor), watch=self._on_watch)
+        look = self._session.send("get", self._line.path(first))
         outcomes: tuple[Any, Any] = await asyncio.gather(watch, look, return_exceptions=True)
         there, holder = outcomes
         if there is None or isinstance(holder, NoNodeError):
@@ -267,21 +212,10 @@ class ZooKeeperStore:
             if isinstance(failure, BaseException):
                 raise failure
         data, stat = holder
-        self._largest = max(self._largest, stat.czxid + self._floor)
+        self._largest = max(self._largest, self._line.token(stat))
         by = data.decode(errors="replace").rpartition("/")[0]
         # The look after a period keeps the leader's knowledge of us fresh: see `counted_from`.
         return Held(by=by, free_in=self._timings.retry_period)
-
-    async def _prepare(self) -> None:
-        """Once a session: the parent is there, and nothing of ours from before is in the line."""
-        if self._prepared and self._prepared == self._session.id:
-            return
-        if self._session.id != self._prepared:
-            self._place = None
-        await self._session.send("ensure_path", self._parent)
-        session = self._session.id  # known for certain once it has answered
-        await self._remove_own()
-        self._prepared = session
 
     # -- renew, release --------------------------------------------------------------------------
 
@@ -290,12 +224,12 @@ class ZooKeeperStore:
         left = grant.deadline.left(sent)
         if left <= 0:
             return Lost("the deadline had passed before the renewal began")
-        place = self._place
+        place = self._line.place
         if place is None or self._held is None or self._held.id != grant.id:
             return Lost("it belongs to another session, which ends by itself")
         try:
             async with asyncio.timeout(min(left, self._timings.retry_period)):
-                path = self._path(place.node)
+                path = self._line.path(place.node)
                 stat = await self._session.send("set", path, grant.id.encode())
         except NoNodeError:
             return self._lost("the node of the lease is gone: the session ended, or it was deleted")
@@ -304,7 +238,7 @@ class ZooKeeperStore:
         except TimeoutError:
             self._session.drop()
             return Unknown({NAME: "no answer; looking for another server"})
-        began = self._answered(sent)
+        began = self._line.answered(sent)
         if stat.ephemeralOwner != self._session.id:
             return self._lost("the node of the lease belongs to another session")
         renewed = Grant.counted_from(
@@ -318,16 +252,16 @@ class ZooKeeperStore:
         return renewed
 
     def _lost(self, why: str) -> Lost:
-        self._held = self._place = None
+        self._held = self._line.place = None
         return Lost(why)
 
     async def release(self, grant: Grant) -> ReleaseOutcome:
-        place = self._place
+        place = self._line.place
         if place is None or self._held is None or self._held.id != grant.id:
             return AlreadyGone()
-        self._place = self._held = None
+        self._held = self._line.place = None
         self._disarm()
-        deletion = self._session.send("delete", self._path(place.node))
+        deletion = self._session.send("delete", self._line.path(place.node))
         return await asyncio.shield(self._run_errand(self._released(deletion)))
 
     async def _released(self, deletion: asyncio.Future[Any]) -> ReleaseOutcome:
@@ -337,7 +271,9 @@ class ZooKeeperStore:
         except NoNodeError:
             return AlreadyGone()
         except (Unanswered, Refused, TimeoutError) as wrong:
-            self._prepared = 0  # the next attempt looks for it; a session that ends takes it along
+            self._line.prepared = (
+                0  # the next attempt looks for it; a session that ends takes it along
+            )
             self._sweep()
             return Unknown({NAME: str(wrong) or "no answer"})
         return Released()
@@ -348,11 +284,12 @@ class ZooKeeperStore:
         await self._freed.wait()
 
     def _on_watch(self, event: Any) -> None:
-        if self._place and (event.type, event.path) == (EventType.DELETED, self._place.behind):
-            self._place.first = True
-        elif self._place:
+        place = self._line.place
+        if place and (event.type, event.path) == (EventType.DELETED, place.behind):
+            place.first = True
+        elif place:
             # Asked here already: the answer is on its way while whoever waits wakes up.
-            self._listing = self._session.send("get_children", self._parent)
+            self._listing = self._line.listing()
             self._listing.add_done_callback(_seen)
         self._freed.set()
 
@@ -375,48 +312,37 @@ class ZooKeeperStore:
             self._absence = None
 
     def _sweep(self) -> None:
-        self._held = self._place = None
+        self._held = self._line.place = None
         self._run_errand(self._leave())
 
     async def _leave(self) -> None:
         """Removes whatever of ours stands in the line, until it could be done."""
-        while self._place is None and self._session.id:
+        while self._line.place is None and self._session.id:
             try:
                 async with asyncio.timeout(self._timings.retry_period):
-                    await self._remove_own()
+                    await self._line.remove_own()
                     return
             except (Unanswered, Refused, TimeoutError, KazooException):
                 await asyncio.sleep(self._timings.retry_period / 4)
 
-    async def _remove_own(self) -> None:
-        prefix = f"{self._candidate.nonce}-"
-        try:
-            children = await self._session.send("get_children", self._parent)
-        except NoNodeError:
-            return
-        for child in children:
-            if child.startswith(prefix) and (not self._place or child != self._place.node):
-                with contextlib.suppress(NoNodeError):
-                    await self._session.send("delete", self._path(child))
-
     async def observe(self) -> Observation:
         try:
             async with asyncio.timeout(self._timings.retry_period):
-                line = in_order(await self._session.send("get_children", self._parent))
+                line = in_order(await self._line.listing())
                 if not line:
                     return Observation(None, 0, 0.0, {NAME: "nobody holds it or waits for it"})
-                data, stat = await self._session.send("get", self._path(line[0]))
+                data, stat = await self._session.send("get", self._line.path(line[0]))
         except NoNodeError:
             return Observation(None, 0, 0.0, {NAME: "nobody ever stood for it"})
         except (Unanswered, Refused, TimeoutError) as wrong:
             return Observation(None, 0, 0.0, {NAME: str(wrong) or "no answer"})
-        holder, token = data.decode(errors="replace"), stat.czxid + self._floor
+        holder, token = data.decode(errors="replace"), self._line.token(stat)
         said = f"holder {holder}, token {token}, {len(line) - 1} wait"
         return Observation(holder, token, self._session.granted, {NAME: said})
 
     async def close(self) -> None:
         self._disarm()
-        self._place = None
+        self._line.place = None
         for errand in self._errands:
             errand.cancel()
         await self._session.close(self._timings.retry_period)
@@ -425,20 +351,6 @@ class ZooKeeperStore:
 
     def _since(self, instant: Instant) -> float:
         return self._clock.now().elapsed_since(instant)
-
-    def _path(self, node: str) -> str:
-        return f"{self._parent}/{node}"
-
-    def _answered(self, sent: Instant) -> Instant:
-        """A request that was sent at `sent` was answered: from when a lease would count. A new
-        connection opened the session at the leader itself, so it is a request like any other.
-        """
-        opened = self._session.opened
-        if sent.elapsed_since(opened) < sent.elapsed_since(self._before):
-            self._before = opened
-        began = counted_from(sent, self._before, self._timings.retry_period)
-        self._before = sent
-        return began
 
     def _run_errand(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """What must be finished although its caller may be cancelled."""

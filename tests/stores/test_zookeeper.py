@@ -31,8 +31,9 @@ from leasekeeper.lease import (
     Unknown,
 )
 from leasekeeper.redlock.tls import Tls
+from leasekeeper.zookeeper.line import counted_from, in_order
 from leasekeeper.zookeeper.session import Login
-from leasekeeper.zookeeper.store import ZooKeeperStore, counted_from, in_order
+from leasekeeper.zookeeper.store import ZooKeeperStore
 
 CLOCK = SystemClock()
 LONG = Timings(lease_duration=9.0, renew_deadline=8.0, retry_period=0.5)

@@ -1,0 +1,139 @@
+"""Our place in the line of a lock's nodes, and what a write to it proves. See `store.py`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import dataclass
+from typing import Any
+
+from kazoo.exceptions import NoNodeError
+
+from leasekeeper.clock import Clock, Instant
+from leasekeeper.lease import Candidate
+from leasekeeper.zookeeper.session import Session
+
+
+def counted_from(sent: Instant, before: Instant, period: float) -> Instant:
+    """From when a lease counts whose write was sent at `sent`, if the request before it was sent at
+    `before`: what the leader knows of us may be as old as that one.
+    """
+    excess = sent.elapsed_since(before) - period
+    if excess <= 0:
+        return sent
+    return Instant(sent.boot - excess, sent.raw - excess)
+
+
+def in_order(children: list[str]) -> list[str]:
+    """By the number that ZooKeeper gave to each; names without one are not ours."""
+    return sorted((c for c in children if c[-10:].isdigit()), key=lambda child: child[-10:])
+
+
+@dataclass(slots=True)
+class Place:
+    """Ours in the line, and what our last write to it proved."""
+
+    node: str
+    id: str
+    token: int
+    began: Instant
+    """From when a lease would count that was won by that write."""
+    behind: str = ""
+    """Whom we watch, if that is the holder: when it is gone, we are first, and need ask nobody."""
+    first: bool = False
+
+
+class Line:
+    """The nodes of one lock, as one candidate uses them. Requests that are sent at once are run in
+    this order.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        parent: str,
+        candidate: Candidate,
+        clock: Clock,
+        *,
+        period: float,
+        token_floor: int,
+    ) -> None:
+        self._session = session
+        self._parent = parent
+        self._candidate = candidate
+        self._clock = clock
+        self._period = period
+        self._floor = token_floor
+        self._attempt = 0
+        self._before = clock.now()  # when the last request was sent that was answered
+        self.prepared = 0
+        """The session in which the parent was made sure of."""
+        self.place: Place | None = None
+
+    async def prepare(self) -> None:
+        """Once a session: the parent is there, and nothing of ours from before is in the line."""
+        if self.prepared and self.prepared == self._session.id:
+            return
+        if self._session.id != self.prepared:
+            self.place = None
+        await self._session.send("ensure_path", self._parent)
+        session = self._session.id  # known for certain once it has answered
+        await self.remove_own()
+        self.prepared = session
+
+    async def join(self) -> tuple[Place, list[str]]:
+        self._attempt += 1
+        id_ = f"{self._candidate.id}/{self._attempt}"
+        sent = self._clock.now()
+        path = self.path(f"{self._candidate.nonce}-{self._attempt}-")
+        options = {"ephemeral": True, "sequence": True, "include_data": True}
+        write = self._session.send("create", path, id_.encode(), **options)
+        line = await self._line_after(write)
+        path, stat = write.result()
+        token, began = self.token(stat), self.answered(sent)
+        self.place = place = Place(path.rpartition("/")[2], id_, token, began)
+        return place, line
+
+    async def refresh(self, place: Place) -> list[str]:
+        sent = self._clock.now()
+        write = self._session.send("set", self.path(place.node), place.id.encode())
+        line = await self._line_after(write)
+        place.began = self.answered(sent)
+        return line if write.result().ephemeralOwner == self._session.id else []
+
+    async def _line_after(self, write: asyncio.Future[Any]) -> list[str]:
+        """Who stands in line, once what was written before is answered as well."""
+        _, children = await asyncio.gather(write, self.listing())
+        return in_order(children)
+
+    def listing(self) -> asyncio.Future[Any]:
+        """Who stands in line: the answer is for `in_order`."""
+        return self._session.send("get_children", self._parent)
+
+    def token(self, stat: Any) -> int:
+        return int(stat.czxid) + self._floor
+
+    async def remove_own(self) -> None:
+        prefix = f"{self._candidate.nonce}-"
+        try:
+            children = await self.listing()
+        except NoNodeError:
+            return
+        for child in children:
+            if child.startswith(prefix) and (not self.place or child != self.place.node):
+                with contextlib.suppress(NoNodeError):
+                    await self._session.send("delete", self.path(child))
+
+    def path(self, node: str) -> str:
+        return f"{self._parent}/{node}"
+
+    def answered(self, sent: Instant) -> Instant:
+        """A request that was sent at `sent` was answered: from when a lease would count. A new
+        connection opened the session at the leader itself, so it is a request like any other.
+        """
+        opened = self._session.opened
+        if sent.elapsed_since(opened) < sent.elapsed_since(self._before):
+            self._before = opened
+        began = counted_from(sent, self._before, self._period)
+        self._before = sent
+        return began
