@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
+import sim_coverage
 from sim_run import replay_command, simulate
 from sim_world import LARGE, USUAL, Profile, run_schedule
 
@@ -19,6 +20,8 @@ def test_no_schedule_violates_a_promise() -> None:
     assert tally.schedules == SCHEDULES
     # A simulation in which nobody leads would find nothing wrong.
     assert tally.tenures > SCHEDULES
+    # Nor would one in which some kind of fault, or some answer of a node, does not happen any more.
+    assert sim_coverage.missing(tally.seen) == []
 
 
 @pytest.mark.parametrize("profile", [USUAL, LARGE], ids=["usual", "large"])

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from sim_faults import USUAL_WEIGHTS
+from sim_run import AIMED
 
 REPLIES = {
     "lk1_grant": "COMMITTED GRANTED HELD CLOSED EPOCH",
@@ -39,6 +40,8 @@ goes without them."""
 EXPECTED: frozenset[str] = frozenset(
     [
         *(f"fault: {fault}" for fault in USUAL_WEIGHTS),
+        *(f"fault: {fault}" for profile in AIMED for fault in profile.weights),
+        *(f"fault: {profile.scene}" for profile in AIMED if profile.scene),
         *(f"{name} {status}" for name, said in REPLIES.items() for status in said.split()),
         "lk1_grant not found",  # the library that votes is not loaded: the node has forgotten how
         "lk1_commit not found",

@@ -67,6 +67,11 @@ def _no_quarantine(life: Life, membership: Membership) -> float:
     return 0.0
 
 
+def _own_quarantine(life: Life, membership: Membership) -> float:
+    """Whatever others have granted."""
+    return membership.quarantine
+
+
 def _half_quarantine(life: Life, membership: Membership) -> float:
     return membership.quarantine / 2
 
@@ -177,6 +182,11 @@ MUTANTS = [
         "incarnations but no quarantine",
         replace(SCENE, scene="forgotten_lease"),
         (Part(life, "quarantine", _no_quarantine),),
+    ),
+    Mutant(
+        "max_ttl lowered live",
+        replace(SCENE, scene="lowered_ttl"),
+        (Part(life, "quarantine", _own_quarantine),),
     ),
     Mutant(
         "old server alive, no incarnations",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from sim_candidate import Seat
 from sim_net import Pod
 from sim_stage import Called, Scene, Stage
+from sim_world import LiesAboutItsEpoch, timings_for
 
 
 class LifeScenes(Stage):
@@ -19,6 +20,15 @@ class LifeScenes(Stage):
         x.start()
         yield self._leads(x)
         self._kill(x)
+
+    def _loses_its_network(self, x: Seat, b: Pod, c: Pod) -> Scene:
+        """X leads without C, and is cut off when B has renewed."""
+        self._cut(x, c)
+        x.start()
+        yield self._leads(x)
+        yield Called("lk1_renew", b, x, "OK")
+        yield 0.01  # so that X hears of it
+        self._cut(x, None)
 
     def _recovers(self, node: Pod) -> Scene:
         self.crash(node, 0.01)
@@ -55,12 +65,24 @@ class LifeScenes(Stage):
     def forgotten_lease(self) -> Scene:
         """X leads on A and B and loses its network; A loses its memory. Y comes when A is open."""
         (a, b, c), (x, y, *_) = self._nodes(), self._seats()
-        self._cut(x, c)
-        x.start()
-        yield self._leads(x)
-        yield Called("lk1_renew", b, x, "OK")
-        yield 0.01  # so that X hears of it
-        self._cut(x, None)
+        yield from self._loses_its_network(x, b, c)
+        yield from self._recovers(a)
+        self._cut(y, b)
+        y.start()
+        yield self._leads(y)
+
+    def lowered_ttl(self) -> Scene:
+        """The same, but A's agent has a file in which leases are half as long, and so is the
+        quarantine; Y is content with such a lease.
+        """
+        (a, b, c), (x, y, *_) = self._nodes(), self._seats()
+        half = self._sim.membership.max_ttl / 2
+        self._sim.files[a.node] = LiesAboutItsEpoch.of(self._sim.membership, half)
+        y.timings = timings_for(half, tight=True)
+        for agent in list(a.agents):
+            agent.die()
+        self._sim.start_agent(a)
+        yield from self._loses_its_network(x, b, c)
         yield from self._recovers(a)
         self._cut(y, b)
         y.start()

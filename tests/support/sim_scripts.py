@@ -17,6 +17,7 @@ class ScriptedFaults(Faults):
         before = len(self._sim.agents)
         self.replace()
         for agent in self._sim.agents[before:]:
+            self._happens("replace_in_the_dark")
             span = self._lease * self._dice.uniform(1.0, 1.6)
             self._network.cut(agent.host, "*", span)
             leading = self._sim.referee.leading()
@@ -39,6 +40,7 @@ class ScriptedFaults(Faults):
         old = [seat for seat in self._sim.seats if seat.name in leading and seat.process]
         if not self._sim.wild or not old or old[0].process is None:
             return
+        self._happens("late_repair")
         leader, pod = old[0].process, self._pod()
         unit = self._lease * self._dice.uniform(0.1, 0.2)
         self.early(pod)
@@ -60,11 +62,13 @@ class ScriptedFaults(Faults):
     def long_suspend(self) -> None:
         """About as long as a lease: its owner wakes up when others may have taken over."""
         if process := self._candidate():
+            self._happens("long_suspend")
             process.pause(self._lease * self._dice.uniform(0.6, 1.1), suspend=True)
 
     def slow_then_dead(self) -> None:
         """The leader sees the answers to its renewal late, and dies with what it made of them."""
         if process := self._candidate():
+            self._happens("slow_then_dead")
             span = self._lease * self._dice.uniform(0.1, 0.22)
             process.pause(span)
             self._kernel.after(span * 1.05, process.kill)
@@ -78,6 +82,7 @@ class ScriptedFaults(Faults):
         self.replace(longest=1000.0)
         for node, ghost in before.items():
             if self._network.pods[node] is not ghost:
+                self._happens("usurper")
                 other = next(pod for id, pod in before.items() if id != node)
                 recovered = self._sim.membership.quarantine * 1.1 + 1.2
                 self._kernel.after(recovered, self._new_life, ghost)

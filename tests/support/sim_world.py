@@ -149,8 +149,8 @@ class Simulation:
         dice, lease, membership = self.dice, self.lease, None
         if number == 0 and dice.random() < self.profile.long_leases:
             lease *= 2
-            membership = _LiesAboutItsEpoch.of(self.membership, lease)
-        timings = _timings(lease, tight=dice.random() < self.profile.tight)
+            membership = LiesAboutItsEpoch.of(self.membership, lease)
+        timings = timings_for(lease, tight=dice.random() < self.profile.tight)
         return Seat(self.world, f"c{number}", self.clocks(), timings, membership=membership)
 
     def _open_all(self) -> None:
@@ -239,17 +239,19 @@ class Simulation:
         self.kernel.forget()
 
 
-class _LiesAboutItsEpoch(Membership):
-    """A candidate that believes in longer leases than the nodes keep, and names their epoch."""
+class LiesAboutItsEpoch(Membership):
+    """Believes in longer or shorter leases than the others, and names their epoch."""
 
     __slots__ = ()
-    true_epoch = ""
 
     @classmethod
     def of(cls, membership: Membership, max_ttl: float) -> Membership:
         liar = type("Liar", (cls,), {"epoch": membership.epoch, "__slots__": ()})
         made: Membership = liar(
-            nodes=membership.nodes, max_ttl=max_ttl, quarantine=max_ttl * 2, cap=membership.cap
+            nodes=membership.nodes,
+            max_ttl=max_ttl,
+            quarantine=max_ttl * (1 + DRIFT) + 0.001,
+            cap=membership.cap,
         )
         return made
 
@@ -265,7 +267,7 @@ def _membership(nodes: int, lease: float, cap: float) -> Membership:
 
 
 @lru_cache(maxsize=16)
-def _timings(lease: float, *, tight: bool) -> Timings:
+def timings_for(lease: float, *, tight: bool) -> Timings:
     end = Timings(lease_duration=lease, renew_deadline=lease / 2, retry_period=lease / 4).lease_end
     return Timings(
         lease_duration=lease,
