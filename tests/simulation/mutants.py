@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "support"))
@@ -51,12 +52,13 @@ def rate(names: Sequence[str], jobs: int) -> int:
     return 1 if seldom else 0
 
 
-def replay(seed: str) -> int:
+def replay(seed: str, *, intact: bool) -> int:
     name, _, number = seed.rpartition(":")
     if name not in MUTANTS or not number.isdecimal():
         print(f"no schedule {seed!r}: it is NAME:NUMBER, as `mutants.py` prints them")
         return 2
-    outcome = MUTANTS[name].run(seed, traced=True)
+    mutant = replace(MUTANTS[name], changes=()) if intact else MUTANTS[name]
+    outcome = mutant.run(seed, traced=True)
     for line in [*outcome.trace, *outcome.violations]:
         print(line)
     return 0
@@ -67,10 +69,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", default="", help="mutants whose name has this in it")
     parser.add_argument("--rate", action="store_true", help="how often each one would be caught")
     parser.add_argument("--replay", metavar="NAME:NUMBER")
+    parser.add_argument("--intact", action="store_true", help="replay it with nothing taken away")
     parser.add_argument("--jobs", type=int, default=cores())
     options = parser.parse_args(arguments)
     if options.replay:
-        return replay(options.replay)
+        return replay(options.replay, intact=options.intact)
     names = [name for name in MUTANTS if options.only in name]
     if options.rate:
         return rate(names, options.jobs)

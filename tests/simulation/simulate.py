@@ -20,6 +20,9 @@ from sim_world import run_schedule
 
 
 def replay(seed: str) -> int:
+    if not seed.rpartition(":")[2].isdecimal():
+        print(f"no schedule {seed!r}: it is SEED:NUMBER, as in 1:4711")
+        return 2
     outcome = run_schedule(seed, profile_of(seed), traced=True)
     print("true time  who        what")
     for line in outcome.trace:

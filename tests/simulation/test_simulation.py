@@ -21,7 +21,7 @@ def test_no_schedule_violates_a_promise() -> None:
     # A simulation in which nobody leads would find nothing wrong.
     assert tally.tenures > SCHEDULES
     # Nor would one in which some kind of fault, or some answer of a node, does not happen any more.
-    assert sim_coverage.missing(tally.seen) == []
+    assert sim_coverage.missing(tally.seen, tally.schedules) == []
 
 
 @pytest.mark.parametrize("profile", [USUAL, LARGE], ids=["usual", "large"])

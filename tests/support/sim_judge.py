@@ -16,6 +16,7 @@ TICKS = {f"ticks: {name}": change for name, change in tick_mutants.CONTROLS.item
 """Of a node's time alone."""
 CONTROLS = 20
 """Schedules of a mutant's kind in which the core itself must show nothing."""
+REPLAY = ".venv/bin/python tests/simulation/mutants.py"
 ENOUGH = 30  # catches after which a rate is known well enough
 
 
@@ -74,7 +75,9 @@ def control(name: str) -> list[str]:
     core = Mutant("the core itself", MUTANTS[name].profile, ())
     outcomes = (core.run(f"{name}:{number}") for number in range(CONTROLS))
     return [
-        f"{outcome.seed}: {outcome.violations[0]}" for outcome in outcomes if outcome.violations
+        f"{outcome.violations[0]}; replay: {REPLAY} --intact --replay '{outcome.seed}'"
+        for outcome in outcomes
+        if outcome.violations
     ]
 
 

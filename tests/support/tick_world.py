@@ -242,9 +242,11 @@ class World:
         return None
 
 
-def search(schedules: int, steps: int = 150, **substitutions: Any) -> tuple[int, str] | None:
+def search(
+    schedules: int, steps: int = 150, *, first: int = 0, **substitutions: Any
+) -> tuple[int, str] | None:
     """The first seed whose schedule ends a lease early, with its trace; none in so many."""
-    for seed in range(schedules):
+    for seed in range(first, first + schedules):
         trace = World(seed, **substitutions).run(steps)
         if trace is not None:
             return seed, trace
