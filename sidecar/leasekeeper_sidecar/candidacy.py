@@ -110,12 +110,13 @@ class Candidacy:
         """What was done as leader has stopped: as far as the app says so, and for as long as was
         configured.
         """
-        waits = [self._busy.over()]
+        began = self._clock.now()
+        await self._busy.over()
         if self._loss is not None:
-            waits.append(self._loss.answered())
-        if self._config.drain:
-            waits.append(asyncio.sleep(self._config.drain))
-        await asyncio.gather(*waits)
+            await self._loss.answered()
+        left = self._config.drain - self._clock.now().elapsed_since(began)
+        if left > 0:
+            await asyncio.sleep(left)
 
     # -- health ----------------------------------------------------------------------------------
 
