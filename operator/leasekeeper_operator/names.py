@@ -24,6 +24,10 @@ def valid_lock_name(name: str) -> bool:
     return len(name) <= LONGEST_LOCK_NAME and _SUBDOMAIN.fullmatch(name) is not None
 
 
+def valid_pod_name(name: str) -> bool:
+    return len(name) <= 253 and _SUBDOMAIN.fullmatch(name) is not None
+
+
 def node(ensemble: str, node_id: str) -> str:
     """Of a node's StatefulSet and Service; its pod is this with `-0`."""
     return f"{ensemble}-{node_id}"

@@ -52,7 +52,9 @@ class Routing:
 
     async def _point(self, lock: Lock, outlook: Outlook, families: list[str]) -> None:
         holder = outlook.holders.get(lock.full_name)
-        pod = await self._api.get(POD, lock.namespace, holder.pod) if holder else None
+        # Candidates write their ids themselves; what is no name is nobody's.
+        named = holder is not None and names.valid_pod_name(holder.pod)
+        pod = await self._api.get(POD, lock.namespace, holder.pod) if holder and named else None
         if holder is None or not can_serve(pod, lock, holder.uid):
             pod = None
         slices = {family: leader_slice(lock, family, pod) for family in families}

@@ -276,3 +276,26 @@ async def test_a_service_of_somebody_else_is_left_alone(stage: Stage) -> None:
     assert cluster.get(namespace, "service", "theirs") == before
     assert stage.condition("Degraded")[:2] == ("False", "AsExpected")
     cluster.run("-n", namespace, "delete", "service", "theirs")
+
+
+NONSENSE = ["/", "/u/n/1", "../secrets/x/u/1", "x" * 600_000, "é", " "]
+
+
+async def test_nonsense_in_a_locks_own_entry_is_nobodys_address_and_stops_nothing(
+    stage: Stage,
+) -> None:
+    """A candidate may write into its own lock's key what it likes."""
+    for pod in stage.pods.values():
+        pod.kill()
+    key = f"lk:lock:{stage.world.namespace}/{stage.name}"
+    for owner in NONSENSE:
+        for node in stage.world.nodes.nodes:
+            with node.server.client() as client:
+                far = str(int(client.hget("lk:node", "tick") or 0) + 10**12)
+                client.hset(key, mapping={"owner": owner, "expires": far})
+        await stage.step()
+        assert stage.routed() == []
+        assert stage.world.status()["openNodes"] == 3
+    for node in stage.world.nodes.nodes:
+        with node.server.client() as client:
+            client.delete(key)

@@ -263,6 +263,8 @@ end
 -- entries(cursor): the locks that somebody holds here, or of whose holder something is asked, a page
 -- at a time: the operator's look at all of them costs one call a node.
 --   OPEN|CLOSED cursor lock owner F request lock owner F request ...
+local LONGEST_FIELD = 512
+
 local function entries(_, args)
   local node = read_node()
   local page = redis.call('SCAN', args[1], 'MATCH', 'lk:lock:*', 'COUNT', 500)
@@ -271,9 +273,10 @@ local function entries(_, args)
     local lock = read_lock(key, node)
     if lock.owner or lock.request ~= '' then
       answer[#answer + 1] = string.sub(key, #'lk:lock:' + 1)
-      answer[#answer + 1] = lock.owner or ''
+      -- A tenant may have written a megabyte there; no id is that long.
+      answer[#answer + 1] = string.sub(lock.owner or '', 1, LONGEST_FIELD)
       answer[#answer + 1] = int(lock.fence)
-      answer[#answer + 1] = lock.request
+      answer[#answer + 1] = string.sub(lock.request, 1, LONGEST_FIELD)
     end
   end
   answer[#answer + 1] = node.incarnation or '0'
