@@ -20,6 +20,7 @@ from leasekeeper.lease import (
     Acquired,
     AlreadyGone,
     Candidate,
+    ConfigurationError,
     Grant,
     Held,
     Lost,
@@ -57,6 +58,8 @@ class SqlStore:
         clock: Clock,
         name: str = "database",
     ) -> None:
+        if not lock:  # the row without a name carries the schema's version
+            raise ConfigurationError("a lock needs a name, as in NAMESPACE/NAME")
         self._database = database
         self._lock = lock
         self._candidate = candidate

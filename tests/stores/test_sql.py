@@ -15,7 +15,7 @@ from backends import TIMINGS, Backend
 from candidates import Lock
 
 from leasekeeper.clock import SystemClock
-from leasekeeper.lease import Grant, Held, LeaseStore, Lost, Unavailable
+from leasekeeper.lease import ConfigurationError, Grant, Held, LeaseStore, Lost, Unavailable
 from leasekeeper.sql.schema import TABLE, schema
 
 DIALECTS = ("postgresql", "mysql", "sqlite")
@@ -178,6 +178,13 @@ def test_sqlite_files_are_not_made_by_looking_for_them(tmp_path: Path) -> None:
 
     asyncio.run(look())
     assert not list(tmp_path.iterdir())
+
+
+async def test_a_lock_without_a_name_is_refused(lock: Lock) -> None:
+    """Its row is the schema's version: whoever took it would lock everybody out."""
+    lock.name = ""
+    with pytest.raises(ConfigurationError):
+        lock.candidate("a")
 
 
 # -- waiting -------------------------------------------------------------------------------------
