@@ -46,6 +46,7 @@ from leasekeeper.redlock import requests
 TOKEN = "leasekeeper.dev/token"
 REQUEST = "leasekeeper.dev/request"
 FRESH = "leasekeeper.dev/fresh"
+LARGEST_TRANSITIONS = 2**31 - 1  # of the API's type; one more, and every write would be refused
 LARGEST_TOKEN = 2**53 - 1  # beyond it, a JSON number is not exact for every reader
 
 
@@ -170,7 +171,7 @@ def taken(lease: Lease, holder: str, token: int, ttl: float, wall: float) -> Obj
         leaseDurationSeconds=math.ceil(ttl),
         acquireTime=now,
         renewTime=now,
-        leaseTransitions=lease.transitions + 1,
+        leaseTransitions=min(lease.transitions + 1, LARGEST_TRANSITIONS),
     )
 
 

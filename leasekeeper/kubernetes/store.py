@@ -28,6 +28,7 @@ from leasekeeper.clock import Clock, Deadline, Instant
 from leasekeeper.kubernetes.api import Failed, Object, Reply
 from leasekeeper.kubernetes.record import (
     LARGEST_TOKEN,
+    TOKEN,
     Lease,
     Sighting,
     deposed,
@@ -137,7 +138,8 @@ class KubernetesStore:
                 return Unavailable({SERVER: "paused by request"})
             token = next_token(lease)
             if token > LARGEST_TOKEN:
-                return Unavailable({SERVER: f"the token {token} is too large: is that annotation?"})
+                why = f"the token {token} is too large: look at the annotation {TOKEN}"
+                return Unavailable({SERVER: why})
             grant = await self._take(lease, attempt, token, budget)
             if grant is not None:
                 return grant

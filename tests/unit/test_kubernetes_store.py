@@ -203,6 +203,14 @@ async def test_a_version_that_is_no_number_gives_no_lease(world: World) -> None:
     assert "not a number" in outcome.causes["api-server"]
 
 
+@virtual
+async def test_a_count_of_transitions_that_is_full_stops_nobody(world: World) -> None:
+    await won(world.store("a"))
+    world.api.edit(holderIdentity="", leaseTransitions=2**31 - 1)
+    await won(world.store("b"))
+    assert world.spec["leaseTransitions"] == 2**31 - 1
+
+
 # -- time ----------------------------------------------------------------------------------------
 
 
