@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from tests.cluster.client import Client
-from tests.cluster.installation import SYSTEM, Installation
+from tests.cluster.faults import Faults
+from tests.cluster.installation import LONGEST_LEASE, QUARANTINE, SYSTEM, Installation
 from tests.cluster.recorder import Recorder
+from tests.cluster.watcher import Watcher
 from tests.cluster.workload import RESTRICTED, Workload, example, make_namespace
 
 NEIGHBOUR = "neighbour"
@@ -182,3 +184,44 @@ def _bystander(client: Client, shop: Workload) -> str:
     template["metadata"]["name"] = "bystander"
     client.apply(shop.namespace, {"apiVersion": "v1", "kind": "Pod", **template})
     return "bystander"
+
+
+PLAIN = """
+import json, socket
+node = json.load(open("/etc/leasekeeper/lock.json"))["redlock"]["membership"]["nodes"][0]
+with socket.create_connection((node["host"], node["port"]), timeout=10) as link:
+    link.sendall(b"PING\\r\\n")
+    try:
+        print(link.recv(100))
+    except OSError as refused:
+        print(refused)
+"""
+
+
+@pytest.mark.long
+def test_a_tenant_may_have_an_ensemble_of_its_own_with_tls(
+    client: Client,
+    watcher: Watcher,
+    recorder: Recorder,
+    faults: Faults,
+    installation: Installation,
+) -> None:
+    sealed = Workload(client, watcher, recorder, "sealed")
+    recorder.namespace(sealed.namespace)
+    spec = {"nodes": 3, "tls": {}, "longestLeaseSeconds": LONGEST_LEASE}
+    ensemble = {
+        "apiVersion": "leasekeeper.dev/v1alpha1",
+        "kind": "LockEnsemble",
+        "metadata": {"name": "votes"},
+        "spec": {**spec, "restartPolicy": {"delaySeconds": QUARANTINE}},
+    }
+    try:
+        sealed.declare(ensemble, ensembleRef={"name": "votes"})
+        old = sealed.settle()
+        ask = ("exec", old.holder, "-c", "leasekeeper", "--", "python3.13", "-c", PLAIN)
+        assert "PONG" not in client.kubectl("-n", sealed.namespace, *ask)
+        deleted = faults.delete(sealed.pod(old.holder))
+        sealed.next_leader(old, deleted, "pod deleted, nodes with TLS")
+        sealed.settle()
+    finally:
+        sealed.remove()

@@ -63,10 +63,12 @@ class Workload:
         self.namespace = namespace
         self.lock = f"{namespace}/orders"
 
-    def declare(self) -> None:
+    def declare(self, *before: dict[str, Any], **spec: Any) -> None:
+        """`spec`: of the lock, beside its timings. `before`: what it needs."""
         make_namespace(self.client, self.namespace)
         lock, deployment = example()
-        self.client.apply(self.namespace, lock)
+        lock["spec"].update(spec)
+        self.client.apply(self.namespace, *before, lock)
         self.wait("dlock/orders", "condition=Ready")
         self.client.apply(self.namespace, deployment)
         self.settle()
@@ -130,7 +132,9 @@ class Workload:
         """The same tenure, without a gap."""
         return self.leader() == before
 
-    def next_leader(self, old: Tenure, since: float, cause: str, seconds: float = 60) -> HandOver:
+    def next_leader(
+        self, old: Tenure, since: float, cause: str, seconds: float = PATIENCE
+    ) -> HandOver:
         """Waits for the tenure after `old`. `since`: when the fault was."""
 
         def successor() -> Tenure | None:
@@ -165,3 +169,10 @@ def make_namespace(client: Client, name: str) -> None:
     """With the restricted Pod Security Standard enforced, as all namespaces of these tests."""
     metadata = {"name": name, "labels": RESTRICTED}
     client.apply("default", {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
+    # Without it the API server refuses pods; a controller makes it, a moment later or more.
+    account = ("-n", name, "get", "serviceaccount", "default")
+    until(
+        f"the service account of {name}",
+        lambda: client.run("kubectl", *account).returncode == 0,
+        seconds=PATIENCE,
+    )

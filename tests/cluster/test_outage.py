@@ -39,7 +39,7 @@ def test_a_minute_without_api_server_and_etcd(
     installation.wait_until_open()
     # The one that acts cannot renew its Lease and ends; the others go on serving the webhook.
     assert _operators(client) & operators, "the webhook was never away"
-    # Kubernetes' own controllers take up to a minute to notice: until then no pod is replaced.
+    # Kubernetes' own parts take a minute or more to notice: until then no pod is ended or made.
     deleted = faults.delete(shop.pod(last.holder))
     shop.next_leader(last, deleted, "pod deleted, after the outage")
     shop.settle()
