@@ -111,7 +111,7 @@ class Client:
         return [f"/proc/{init}/root{node.folder}/kubelet" for node in self.cluster.nodes]
 
 
-def until(what: str, look: Callable[[], T | None], seconds: float = 60, every: float = 0.1) -> T:
+def until(what: str, look: Callable[[], T | None], seconds: float = 180, every: float = 0.1) -> T:
     """The first answer that is not None or False."""
     deadline = time.monotonic() + seconds
     while True:
