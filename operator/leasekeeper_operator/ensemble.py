@@ -261,8 +261,10 @@ class EnsembleReconciler:
     async def _roll(
         self, ensemble: Ensemble, state: _State, obj: Object, sights: Mapping[str, Sight]
     ) -> None:
-        """One step of a rolling change, if there is one to take (rolling.py)."""
-        if state.roll is not None and state.roll.done:
+        """One step of a rolling change, if there is one to take (rolling.py). While a node does not
+        vote, its pod is looked at as well: it may say why, and nobody else would."""
+        everybody = all(sight.state == OPEN for sight in sights.values())
+        if state.roll is not None and state.roll.done and everybody:
             return
         labels = f"{names.LABEL_ENSEMBLE}={ensemble.name},{names.LABEL_NODE}"
         sets = _by_node(await self._api.find(STATEFUL_SET, ensemble.namespace, labels))

@@ -75,7 +75,8 @@ def decide(nodes: Sequence[NodePod]) -> Roll:
         text = f"{updated} of {total} nodes; the StatefulSets' controller has not seen all of it"
         return Roll(Condition(UPDATED, False, ROLLING, text), updated)
     outdated = [node for node in nodes if node.outdated and not node.leaving]
-    if updated == total:
+    troubled = any(node.trouble and not node.open for node in nodes)
+    if updated == total and not troubled:
         text = f"all {total} nodes run what the spec says"
         return Roll(Condition(UPDATED, True, UP_TO_DATE, text), updated)
     if empty := [node for node in outdated if node.empty]:

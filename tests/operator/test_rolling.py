@@ -259,3 +259,12 @@ def test_a_template_that_its_controller_has_not_seen_is_waited_for() -> None:
     """The pod that would come would be made from the old one."""
     nodes = (node(0, outdated=True), node(1, known=False), node(2))
     assert rolled(*nodes) == ("Rolling", None, [])
+
+
+def test_a_first_start_that_cannot_be_says_why() -> None:
+    """Seen on a real cluster: pods without an image were called up to date, and the only sentence
+    was that they do not answer."""
+    nodes = [node(i, open=False, trouble="container server: ErrImagePull") for i in range(3)]
+    roll = decide(nodes)
+    assert (roll.condition.holds, roll.condition.reason) == (False, "Stalled")
+    assert "node 0: container server: ErrImagePull" in roll.condition.message
