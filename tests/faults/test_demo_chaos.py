@@ -17,7 +17,7 @@ from leasekeeper.demo.history import History, Reading
 from leasekeeper.demo.journal import Journal
 
 LONG = bool(os.environ.get("LEASEKEEPER_LONG"))
-SECONDS = 120 if LONG else 20
+SECONDS = 120 if LONG else 30
 
 
 @pytest.mark.parametrize("seed", [8, 9] if LONG else [8])
@@ -36,8 +36,8 @@ def test_nobody_overlaps_and_no_token_goes_down(seed: int, folder: Path) -> None
     summary = events[-1]
     assert run.returncode == 0, run.stdout + run.stderr
     assert (summary["overlaps"], summary["regressions"]) == (0, 0)
-    assert summary["faults"] >= 1, "a run in which nothing was broken proves nothing"
-    assert summary["tenures"] >= 1
+    assert summary["faults"] >= 2, "a run in which nothing was broken proves nothing"
+    assert summary["tenures"] >= 2
     assert summary["journal"] > 0, "the apps worked"
     assert list(folder.iterdir()) == [], "it leaves no file behind"
 

@@ -114,8 +114,8 @@ async def test_faults_of_nodes(watched: Watched) -> None:
     assert int(connection.call("TIME")[0]) - time.time() > 3500
     connection.close()
 
-    # One node without its memory. (That the leader goes on is held elsewhere, with a lease that a
-    # busy machine cannot starve.)
+    # One node without its memory. That the holder goes on is held by tests/redis/test_store.py
+    # (test_a_restarted_node_is_repaired_by_the_holder): here a busy machine may starve its lease.
     await watched.cause("kill-node", "3")
     await watched.until(lambda: watched.states()[2] == "quarantine", "the node in quarantine")
     await watched.until(lambda: watched.states()[2] == "open", "the node open again")
