@@ -57,7 +57,8 @@ def begun(record: Record | None, old: Membership, new: Membership) -> Record:
             " list that is in use"
         )
     if record.pending is None:
-        return replace(record, epoch=old.epoch, pending=Pending(new))
+        # With the old list: an agent whose file is the new one, without this node, needs it still.
+        return replace(record, epoch=old.epoch, membership=old, pending=Pending(new))
     if record.pending.membership != new:
         raise Refused(
             f"another change is under way, to epoch {record.pending.membership.epoch}, and the new"

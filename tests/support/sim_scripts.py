@@ -4,6 +4,8 @@ alone finds them too, but after hours.
 
 from __future__ import annotations
 
+from functools import partial
+
 from sim_candidate import CandidateProcess, Seat
 from sim_faults import Faults
 from sim_net import Pod
@@ -85,9 +87,13 @@ class ScriptedFaults(Faults):
                 self._happens("usurper")
                 other = next(pod for id, pod in before.items() if id != node)
                 recovered = self._sim.membership.quarantine * 1.1 + 1.2
-                self._kernel.after(recovered, self._new_life, ghost)
-                self._kernel.after(recovered + 0.8, self._end_of, ghost)
-                self._kernel.after(recovered + 1.0, self.crash, other)
+                for later, what, pod in (
+                    (0.0, self._new_life, ghost),
+                    (0.8, self._end_of, ghost),
+                    (1.0, self.crash, other),
+                ):  # none of it when the faults have ended, and with them the ghost
+                    step = partial(what, pod)
+                    self._kernel.after(recovered + later, self._if_time_is_left, step)
 
     def _new_life(self, pod: Pod) -> None:
         if pod.server is not None:

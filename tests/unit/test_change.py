@@ -38,7 +38,7 @@ def raised(**at: float) -> dict[str, Raised]:
 
 def test_a_change_is_pending_before_anything_else_happens() -> None:
     begun = change.begun(BORN, OLD, NEW)
-    assert begun == replace(BORN, pending=Pending(NEW))
+    assert begun == replace(BORN, membership=OLD, pending=Pending(NEW))
     assert change.begun(begun, OLD, NEW) == begun, "whoever comes second goes on with it"
     before_epochs = change.begun(replace(BORN, epoch=""), OLD, NEW)
     assert before_epochs.epoch == OLD.epoch
