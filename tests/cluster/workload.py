@@ -138,8 +138,8 @@ class Workload:
         """Waits for the tenure after `old`. `since`: when the fault was."""
 
         def successor() -> Tenure | None:
-            latest = self.latest()
-            return latest if latest is not None and latest.token != old.token else None
+            later = [tenure for tenure in self.tenures() if tenure.began > old.began]
+            return min(later, key=lambda one: one.began, default=None)
 
         new = until("another tenure begins", successor, seconds=seconds, every=0.02)
         assert new.token > old.token, f"{new} after {old}"
