@@ -12,7 +12,8 @@ import pytest
 import readme
 from screen import Screen
 
-COMMANDS = [c for c in readme.commands() if not c.needs_a_cluster]
+TESTS = "make test"
+COMMANDS = [c for c in readme.commands() if not c.needs_a_cluster and c.text != TESTS]
 WITHOUT_HANDS = [c for c in COMMANDS if "--json" in c.text]
 WITH_HANDS = [c for c in COMMANDS if "--json" not in c.text]
 
@@ -59,3 +60,10 @@ def test_a_run_on_a_terminal_shows_a_leader_and_ends_with_ctrl_c(
 
 def test_both_kinds_are_there() -> None:
     assert (len(WITHOUT_HANDS), len(WITH_HANDS)) == (1, 2)
+
+
+def test_the_command_for_the_tests_is_what_ci_runs() -> None:
+    """It cannot be run from within itself."""
+    assert TESTS in [command.text for command in readme.commands()]
+    ci = (readme.README.parent / ".ci" / "run").read_text()
+    assert ci.splitlines()[-1] == f"exec {TESTS}"
