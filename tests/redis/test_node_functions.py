@@ -255,6 +255,23 @@ def test_a_tenants_absurd_counter_does_not_become_the_floor_of_all(node: OpenNod
     assert node.grant("z/1", lock=OTHER) == ["GRANTED", str(FLOOR)]
 
 
+@pytest.mark.parametrize("nonsense", ["abc", "", "nan", "-5", "9" * 500_000])
+def test_a_tenants_nonsense_for_a_counter_keeps_no_node_from_learning(
+    node: OpenNode, nonsense: str
+) -> None:
+    """A change of membership ends with it on nodes that have tenants: between the raise and the
+    join nobody votes, for any lock.
+    """
+    with node.server.client() as client:
+        client.hset(f"lk:lock:{OTHER}", "fence", nonsense)  # its own key: its user may
+    page = node.admin("dump", "0")
+    assert max(map(len, page)) < 100, "and it makes no answer long"
+    assert node.admin("learn", "life", 0, "", OTHER, 7 * FLOOR, LOCK, 8 * FLOOR)[0] == "OK"
+    assert node.grant("y/1") == ["GRANTED", str(8 * FLOOR)]
+    if nonsense[:1] != "9":
+        assert node.grant("z/1", lock=OTHER) == ["GRANTED", str(7 * FLOOR)]
+
+
 def test_a_birth_raises_what_is_known_of_every_lock(node: OpenNode) -> None:
     """After a total loss a survivor's counter may be old."""
     node.lead("x/1", FLOOR + 1)

@@ -434,3 +434,16 @@ def test_nonsense_in_the_queue_breaks_nothing(server: Server, nonsense: str) -> 
         assert node.vote("renew", "holder/1", 1000, 1_000_000)[0] == "OK"
         assert node.vote("release", "holder/1", 3) == ["OK", ""]
         assert node.queue() == [], "nobody listens: all of it is gone"
+
+
+def test_a_megabyte_in_the_queue_does_not_hold_up_the_node(server: Server) -> None:
+    """Each who waits there would be called: a quarter of a million PUBLISH in one release."""
+    node = NodeWithQueue(server)
+    assert node.vote("grant", "holder/1", 1_000_000, 0)[0] == "GRANTED"
+    node.client.hset(KEY, "queue", "\na 9" * 250_000)
+    node.client.config_resetstat()
+    assert node.vote("release", "holder/1", 3) == ["OK", ""]
+    assert "cmdstat_publish" not in node.client.info("commandstats")
+    assert node.vote("grant", "holder/2", 1_000_000, 0)[0] == "GRANTED"
+    assert node.vote("grant", "b/1", 1_000_000, 0)[0] == "HELD"
+    assert node.queue() == ["b"]

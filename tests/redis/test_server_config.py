@@ -80,6 +80,21 @@ def test_a_tenant_that_fills_the_memory_stops_new_grants_and_no_leader(server: S
         assert vote(server, LEADER, "release", "x/1", "1") == "OK"
 
 
+def test_a_full_node_can_be_taken_through_a_change_of_membership_and_emptied(
+    server: Server,
+) -> None:
+    """A raise that no join can follow would leave every lock of the ensemble without a leader."""
+    open_node(server)
+    with full(server):
+        assert server.fcall("lk1_raise", "life", "2-b", "[]")[0] == "OK"
+        assert server.fcall("lk1_learn", "life", "0", "", LEADER, "2000")[0] == "OK"
+        assert server.fcall("lk1_join", "life", "2-b", "[]", "3000000", CAP, "1")[0] == "OK"
+        assert server.fcall("lk1_forget", GREEDY, "5000")[0] == "OK"
+    with tenant(server, IDLE) as client:
+        answer = client.fcall("lk1_grant", 1, f"lk:lock:{IDLE}", "2-b", "y/1", TTL, "0")
+    assert answer[0] == "GRANTED"
+
+
 def test_an_agent_that_comes_back_to_a_full_node_goes_on(server: Server) -> None:
     """A full server takes no functions, also not those that it has. Its time must go on, or a dead
     leader would never be replaced.

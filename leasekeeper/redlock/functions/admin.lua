@@ -8,6 +8,7 @@
 -- Beyond this, a number was not made by the protocol (it counts from unix milliseconds), and Lua's
 -- doubles are near the end of what they count exactly: a tenant may have written it into its key.
 local NOT_A_TOKEN = 2 ^ 52
+local LONGEST_TOKEN = 16 -- digits
 
 -- enter(life, cap, run_id, id): begins a new life, closed, of node `id`. The run_id is that of the
 -- server process: a memory that carries another one came from a disk or a replica, and is wiped.
@@ -130,7 +131,8 @@ local function dump(_, args)
   }
   for _, key in ipairs(page[2]) do
     answer[#answer + 1] = string.sub(key, #'lk:lock:' + 1)
-    answer[#answer + 1] = redis.call('HGET', key, 'fence') or '0'
+    -- No token is that long; a tenant may have written a megabyte there.
+    answer[#answer + 1] = string.sub(redis.call('HGET', key, 'fence') or '0', 1, LONGEST_TOKEN + 1)
   end
   answer[#answer + 1] = node.incarnation or '0'
   answer[#answer + 1] = node.vector or ''
@@ -153,8 +155,11 @@ local function learn(_, args)
   for i = 4, #args, 2 do
     local key, fence = 'lk:lock:' .. args[i], tonumber(args[i + 1])
     if fence and fence < NOT_A_TOKEN then
-      local known = tonumber(redis.call('HGET', key, 'fence') or '0')
-      redis.call('HSET', key, 'fence', int(math.max(known, fence)))
+      -- A memory that is being joined has tenants, and one of them may have written nonsense there.
+      local known = tonumber(redis.call('HGET', key, 'fence') or '')
+      if not (known and known >= fence) then
+        redis.call('HSET', key, 'fence', int(fence))
+      end
     end
   end
   return reply(read_node(), 'OK')
@@ -319,6 +324,8 @@ local function request(_, args)
   return reply(node, 'OK')
 end
 
+-- Also what a change of membership ends with, because what it begins with is: nobody votes in
+-- between. And `forget`: the lock whose tenant filled the memory must be one that can be deleted.
 local SAFE_WHEN_FULL = { 'allow-oom' }
 redis.register_function { function_name = 'lk1_enter', callback = enter }
 redis.register_function { function_name = 'lk1_register', callback = register, flags = SAFE_WHEN_FULL }
@@ -327,11 +334,11 @@ redis.register_function { function_name = 'lk1_announce', callback = announce, f
 redis.register_function { function_name = 'lk1_become', callback = become }
 redis.register_function { function_name = 'lk1_rest', callback = rest }
 redis.register_function { function_name = 'lk1_dump', callback = dump, flags = { 'no-writes' } }
-redis.register_function { function_name = 'lk1_learn', callback = learn }
+redis.register_function { function_name = 'lk1_learn', callback = learn, flags = SAFE_WHEN_FULL }
 redis.register_function { function_name = 'lk1_birth', callback = birth }
 redis.register_function { function_name = 'lk1_open', callback = open }
 redis.register_function { function_name = 'lk1_close', callback = close, flags = SAFE_WHEN_FULL }
 redis.register_function { function_name = 'lk1_state', callback = state, flags = { 'no-writes' } }
 redis.register_function { function_name = 'lk1_entries', callback = entries, flags = { 'no-writes' } }
-redis.register_function { function_name = 'lk1_forget', callback = forget }
+redis.register_function { function_name = 'lk1_forget', callback = forget, flags = SAFE_WHEN_FULL }
 redis.register_function { function_name = 'lk1_request', callback = request }

@@ -54,4 +54,4 @@ local function join(_, args)
 end
 
 redis.register_function { function_name = 'lk1_raise', callback = raise, flags = SAFE_WHEN_FULL }
-redis.register_function { function_name = 'lk1_join', callback = join }
+redis.register_function { function_name = 'lk1_join', callback = join, flags = SAFE_WHEN_FULL }

@@ -56,6 +56,13 @@ local ENTRY = '^\n(%S+) (%d+)'
 -- More than a hundred candidates with the ids of pods. The next ones wait by their timers.
 local LONGEST_QUEUE = 16384
 
+-- None: nobody waits, or a tenant wrote it. A megabyte of it would take a release two seconds, in
+-- which the node votes for nobody. (Expiries grow by a digit now and then, hence a little more.)
+local function read_queue(key)
+  local queue = redis.call('HMGET', key, 'queue')[1]
+  return queue and #queue <= LONGEST_QUEUE + 1024 and queue or nil
+end
+
 -- Each who waits looks again within the longest lease: after two of them it is gone.
 local function stays_until(node)
   return int(node.tick + 2 * node.max_ttl)
@@ -75,7 +82,7 @@ end
 -- Whoever is in the queue keeps its turn; only its expiry moves on.
 local function enqueue(key, node, candidate)
   if not candidate or string.find(candidate, '%s') then return end
-  local queue = redis.call('HMGET', key, 'queue')[1] or ''
+  local queue = read_queue(key) or ''
   local from, to = string.find(queue, '\n' .. candidate .. ' ', 1, true)
   if from then
     local rest = string.match(queue, '^%d*()', to + 1)
@@ -93,7 +100,7 @@ end
 
 -- Takes a candidate's turn away, where it stands.
 local function leave(key, candidate)
-  local queue = candidate and redis.call('HMGET', key, 'queue')[1]
+  local queue = candidate and read_queue(key)
   if not queue then return end
   local from, to = string.find(queue, '\n' .. candidate .. ' ', 1, true)
   if not from then return end
@@ -105,7 +112,7 @@ end
 -- PUBLISH says how many listen: nobody, then that process is gone and so is its turn. The first one
 -- is expected to come at once: if it does not, it loses its turn soon.
 local function call_next(key, node, leaver, fence, most)
-  local queue = redis.call('HMGET', key, 'queue')[1]
+  local queue = read_queue(key)
   if not queue then return '' end
   local channel = 'lk:freed:' .. string.sub(key, #'lk:lock:' + 1) .. '/'
   local kept, told, first, from, to, candidate, expiry = {}, 0, '', 1, 0, nil, nil
