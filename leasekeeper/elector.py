@@ -13,7 +13,8 @@ lease is given back or left to run out, then the candidate stands by again (or s
     2. the deadline passes without a good renewal: at the deadline, not before; it runs out;
     3. somebody asks through the store (step-down, pause): given back after the app's time to stop;
     4. `withdraw()`, because this process should not lead now: as by request;
-    5. `stop()`: given back when `drain` says that the app has stopped, and at once without one;
+    5. `stop()`: given back when `drain` says that the app has stopped, and at once without one. If
+       it has not stopped when the lease ends, a lock delay runs its time;
     6. a bug: an exception that nobody expected. It runs out, and the exception is raised again: a
        candidate that is healthy and out of the race for ever is worse than one that dies.
 """
@@ -265,6 +266,8 @@ class Elector:
             await self._end(first.grant, ended)
 
     async def _keep_renewing(self, step: Continue) -> End:
+        if (ended := self._told_to_end()) is not None:
+            return ended  # in the same turn in which the grant came
         while True:
             if step.state is State.LEADING:
                 self.grant = step.grant
@@ -312,18 +315,31 @@ class Elector:
             return
         self._turn(ended.release_after + self._timings.retry_period)
         await self._sleep(ended.release_after)
-        if self._stop.is_set() and self._drain is not None:
-            left = latest.lease_end.left(self._clock.now())
-            self._turn(left + self._timings.retry_period)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(left):
-                    await self._drain()
+        if not await self._drained(latest) and self._timings.lock_delay > 0:
+            return  # the delay is for work in flight, and giving the lease back would end it
         release = asyncio.ensure_future(self._store.release(grant))
         try:
             await asyncio.shield(release)
         except asyncio.CancelledError:
             await release  # bounded by the store; keys left behind would cost others a whole lease
             raise
+
+    async def _drained(self, latest: Grant) -> bool:
+        """Waits, if this is a stop, until the app has stopped. False: it has not, and the lease is
+        over.
+        """
+        if not self._stop.is_set() or self._drain is None:
+            return True
+        left = latest.lease_end.left(self._clock.now())
+        self._turn(left + self._timings.retry_period)
+        try:
+            async with asyncio.timeout(left) as limit:
+                await self._drain()
+        except TimeoutError:
+            if not limit.expired():
+                raise  # its own: that is no word that the app has stopped
+            return False
+        return True
 
     # -- shared ----------------------------------------------------------------------------------
 

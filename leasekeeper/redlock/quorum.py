@@ -21,6 +21,7 @@ from leasekeeper.redlock.transport import Answer, Failure, Link
 
 T = TypeVar("T")
 MICROSECONDS = 1_000_000
+LONGEST_NUMBER = 309  # digits, of the largest double: no Lua number is longer, nor fits a float
 LARGEST_TOKEN = 2**52  # beyond this a Lua number is no longer exact; nodes never get there
 
 
@@ -48,7 +49,11 @@ def _form(kinds: str, optional: int = 0) -> Callable[[tuple[str, ...]], bool]:
         if not least <= len(fields) <= most:
             return False
         # None of the optional fields is a number. (`all` over a generator takes twice as long.)
-        return not [place for place in numbers if not fields[place].isdecimal()]
+        return not [
+            place
+            for place in numbers
+            if not fields[place].isdecimal() or len(fields[place]) > LONGEST_NUMBER
+        ]
 
     return fits
 
@@ -280,9 +285,11 @@ class Round(Generic[T]):
         self._awaited: tuple[str, asyncio.Future[None]] | None = None
 
     def ask(self, *nodes: str, command: tuple[str, ...] | None = None) -> None:
-        """Each at most once. `command`: instead of the round's own."""
+        """Each at most once. `command`: instead of the round's own. A node of an older list, which
+        called us before we left it, is not asked.
+        """
         for node in nodes:
-            if node not in self.asked:
+            if node in self._links and node not in self.asked:
                 self.asked.append(node)
                 self._links[node].call(command or self._command, partial(self._on_answer, node))
 

@@ -273,7 +273,7 @@ class RedlockStore:
 
         def heard(node: str, answer: Answer) -> None:
             if self.on_renewal is not None and not isinstance(answer, Failure):
-                self.on_renewal(node, answer[0] == b"OK", self._clock.now().elapsed_since(began))
+                self.on_renewal(node, answer[:1] == [b"OK"], self._clock.now().elapsed_since(began))
 
         round_ = self._round(
             ("lk1_renew", *arguments),

@@ -273,11 +273,9 @@ class TcpLink:
                 silent = self._tls is not None and isinstance(error, TimeoutError)
                 if silent and await self._speaks_plainly():
                     self._down = f"{self.node.address}: {SPEAKS_NO_TLS}"
-                # Jitter, so that the sidecars of a whole cluster do not come back in one wave.
-                await asyncio.sleep(pause * random.uniform(0.5, 1.0))
-                pause = min(pause * 2, LONGEST_PAUSE)
+                pause = await _rest(pause)
                 continue
-            pause = FIRST_PAUSE
+            since = asyncio.get_running_loop().time()
             self._wire = wire
             self._up.set()
             try:
@@ -287,6 +285,10 @@ class TcpLink:
                 self._up.clear()
                 wire.drop("closed")
             self._down = f"{self.node.address}: {why}"
+            if asyncio.get_running_loop().time() - since >= LONGEST_PAUSE:
+                pause = FIRST_PAUSE
+            else:  # a node that lets everybody in, and cuts them off, is not to be run against
+                pause = await _rest(pause)
 
     async def _connect(self) -> _Wire:
         tls, host = self._tls, self.node.host
@@ -335,6 +337,14 @@ class TcpLink:
                     writer.transport.abort()
         except (OSError, TimeoutError):
             return False
+
+
+async def _rest(pause: float) -> float:
+    """The next pause. Jitter, so that the sidecars of a whole cluster do not come back in one
+    wave.
+    """
+    await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+    return min(pause * 2, LONGEST_PAUSE)
 
 
 def ignore(_: Answer) -> None:

@@ -118,13 +118,15 @@ class Listener:
 class Bench:
     """An elector with a scripted store, running."""
 
-    def __init__(self, resume: bool = False, drain: Drain | None = None) -> None:
+    def __init__(
+        self, resume: bool = False, drain: Drain | None = None, lock_delay: float = 0.0
+    ) -> None:
         self.clock = VirtualClock()
         self.store = ScriptedStore(self.clock)
         self.listener = Listener(self.store)
         self.elector = Elector(
             store=self.store,
-            timings=TIMINGS,
+            timings=replace(TIMINGS, lock_delay=lock_delay),
             clock=self.clock,
             audience=self.listener,
             resume=replace(self.store.lease(41), id="before the crash") if resume else None,

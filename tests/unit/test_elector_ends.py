@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from elector_bench import NO_QUORUM, TIMINGS, Bench, in_virtual_time, say
 
-from leasekeeper.lease import Held
+from leasekeeper.lease import Acquired, Held
 
 
 @in_virtual_time
@@ -116,4 +116,44 @@ async def test_a_withdrawal_while_nobody_answers_ends_the_tenure_at_once() -> No
     bench.elector.withdraw("the app is ill")
     await bench.until("not leading")
     assert bench.listener.reasons == ["withdrew: the app is ill"]
+    await bench.stop()
+
+
+@in_virtual_time
+async def test_an_app_that_does_not_stop_leaves_the_lock_delay_to_run() -> None:
+    """It is what the delay is for: work that is still under way when the lease has ended."""
+    bench = Bench(drain=asyncio.Event().wait, lock_delay=5)  # type: ignore[arg-type]
+    bench.start()
+    await bench.until("renew", 3)
+    await bench.stop()
+    assert bench.store.times("release") == []
+
+
+@in_virtual_time
+async def test_a_drain_that_gives_up_is_no_word_that_the_app_has_stopped() -> None:
+    async def drain() -> None:
+        raise TimeoutError("the app does not answer")
+
+    bench = Bench(drain=drain)
+    bench.start()
+    await bench.until("leading")
+    bench.elector.stop()
+    with pytest.raises(TimeoutError):
+        await bench.task
+    assert bench.store.times("release") == []
+
+
+@in_virtual_time
+async def test_whoever_withdraws_in_the_turn_of_its_grant_does_not_lead() -> None:
+    bench = Bench()
+
+    async def granted_and_ill() -> Acquired:
+        granted = await bench.store.grant()
+        bench.elector.withdraw("the app is ill")
+        return granted
+
+    bench.store.on_acquire = granted_and_ill
+    bench.start()
+    await bench.until("release")
+    assert bench.store.times("leading") == []
     await bench.stop()

@@ -141,6 +141,8 @@ class TestStanding:
         [b"OK", b"one", b""],
         [b"OK", b"1", b"vector"],
         [b"OK", b"a", b"b", b"1", b""],
+        [b"GRANTED", b"9" * 5000, b"1", b""],
+        [b"HELD", b"other/1", b"9" * 1000, b"7", b"", b"1", b""],
         [b"OK", 1, None],
     ],
 )

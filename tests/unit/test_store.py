@@ -419,3 +419,30 @@ def test_two_nodes_of_five_cannot_lead_it_away() -> None:
         assert bench.store.membership == MEMBERSHIP
 
     run(scenario())
+
+
+def test_a_call_of_a_node_that_is_no_longer_in_the_list_breaks_nothing() -> None:
+    """A holder gives the lock back at a node that was not raised, and is taken out."""
+
+    async def scenario() -> None:
+        bench = Bench(raised_to_newer)
+        assert isinstance(await bench.store.acquire(), Unavailable)
+        bench.push("0", b"41 0")
+        grant = await bench.won()
+        assert bench.store.membership == NEWER
+        assert bench.links["0"].calls("lk1_grant") != [grant.id]
+
+    run(scenario())
+
+
+def test_an_empty_answer_to_a_renewal_is_one_node_less_and_nothing_else() -> None:
+    async def scenario() -> None:
+        bench = Bench()
+        heard: list[tuple[str, bool]] = []
+        bench.store.on_renewal = lambda node, good, _: heard.append((node, good))
+        grant = await bench.won()
+        bench.links["0"].says = lambda _: []
+        assert isinstance(await bench.store.renew(grant), Grant)
+        assert ("0", False) in heard
+
+    run(scenario())

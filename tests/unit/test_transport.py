@@ -29,3 +29,31 @@ def test_a_server_that_says_nothing_is_a_cause_in_words() -> None:
 
     with socket.create_server(("127.0.0.1", 0)) as silent:
         asyncio.run(scenario(silent.getsockname()[1]))
+
+
+def test_a_node_that_cuts_everybody_off_is_not_run_against() -> None:
+    """It lets a candidate in and closes the connection: that alone is no reason to be back at
+    once.
+    """
+    came = 0
+
+    async def let_in_and_cut_off(
+        reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        nonlocal came
+        came += 1
+        await reader.read(1000)
+        writer.write(b"%1\r\n+server\r\n+redis\r\n")
+        await writer.drain()
+        writer.close()
+
+    async def scenario() -> None:
+        server = await asyncio.start_server(let_in_and_cut_off, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        link = TcpLink(Node("0", "127.0.0.1", port), username="u", password="p", patience=1.0)
+        await asyncio.sleep(0.5)
+        await link.close()
+        server.close()
+        assert 1 <= came < 20
+
+    asyncio.run(scenario())
