@@ -305,15 +305,24 @@ class TcpLink:
                 got = await wire.ask(self._hello)
                 if isinstance(got, Failure):
                     raise ConnectionError(_explain_greeting(got.why))
-                for channel, (_, on_answer) in list(self._listeners.items()):
-                    got = await wire.ask(("SUBSCRIBE", channel))
-                    if isinstance(got, Failure) and not self._shared:
-                        raise ConnectionError(_explain_greeting(got.why))
-                    on_answer(got)
+                await self._subscribe(wire)
             except BaseException:
                 wire.drop("closed")
                 raise
             return wire
+
+    async def _subscribe(self, wire: _Wire) -> None:
+        """To all channels at a time: for a thousand locks, one after the other would take longer
+        than a connection may. And to those that somebody asks for meanwhile.
+        """
+        asked: set[str] = set()
+        while new := {name: one for name, one in self._listeners.items() if name not in asked}:
+            asked |= new.keys()
+            answers = await asyncio.gather(*(wire.ask(("SUBSCRIBE", name)) for name in new))
+            for (_, on_answer), got in zip(new.values(), answers, strict=True):
+                if isinstance(got, Failure) and not self._shared:
+                    raise ConnectionError(_explain_greeting(got.why))
+                on_answer(got)
 
     def _in_words(self, error: Exception | None) -> str:
         if error is None or isinstance(
