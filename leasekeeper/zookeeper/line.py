@@ -69,6 +69,7 @@ class Line:
         self.prepared = 0
         """The session in which the parent was made sure of."""
         self.place: Place | None = None
+        self._joining = ""  # how the node begins that is being made, and is no place yet
 
     async def prepare(self) -> None:
         """Once a session: the parent is there, and nothing of ours from before is in the line."""
@@ -85,13 +86,21 @@ class Line:
         self._attempt += 1
         id_ = f"{self._candidate.id}/{self._attempt}"
         sent = self._clock.now()
-        path = self.path(f"{self._candidate.nonce}-{self._attempt}-")
+        self._joining = f"{self._candidate.nonce}-{self._attempt}-"
         options = {"ephemeral": True, "sequence": True, "include_data": True}
-        write = self._session.send("create", path, id_.encode(), **options)
-        line = await self._line_after(write)
-        path, stat = write.result()
-        token, began = self.token(stat), self.answered(sent)
-        self.place = place = Place(path.rpartition("/")[2], id_, token, began)
+        try:
+            path = self.path(self._joining)
+            write = self._session.send("create", path, id_.encode(), **options)
+            line = await self._line_after(write)
+            path, stat = write.result()
+            token, began = self.token(stat), self.answered(sent)
+            self.place = place = Place(path.rpartition("/")[2], id_, token, began)
+        except BaseException:
+            # It may have been made, and would stand before our next one for as long as we live.
+            self.prepared = 0
+            raise
+        finally:
+            self._joining = ""
         return place, line
 
     async def refresh(self, place: Place) -> list[str]:
@@ -114,15 +123,23 @@ class Line:
         return int(stat.czxid) + self._floor
 
     async def remove_own(self) -> None:
+        """All but our place, and but what is about to be it: this may run beside a `join`, which
+        hears of its node later than a listing shows it.
+        """
         prefix = f"{self._candidate.nonce}-"
         try:
             children = await self.listing()
         except NoNodeError:
             return
         for child in children:
-            if child.startswith(prefix) and (not self.place or child != self.place.node):
+            if child.startswith(prefix) and not self._wanted(child):
                 with contextlib.suppress(NoNodeError):
                     await self._session.send("delete", self.path(child))
+
+    def _wanted(self, child: str) -> bool:
+        if self.place is not None:
+            return child == self.place.node
+        return bool(self._joining) and child.startswith(self._joining)
 
     def path(self, node: str) -> str:
         return f"{self._parent}/{node}"

@@ -284,11 +284,16 @@ class Session:
         if self._client is not None and self._connected.is_set():
             self._client._call(_CONNECTION_DROP, self._client.handler.async_result())
 
-    async def close(self, patience: float) -> None:
+    async def close(self, patience: float, *, end_session: bool = True) -> None:
+        """Without `end_session` it, and with it our nodes, is left to run out by itself."""
         client, self._client = self._client, None
         self._connected.clear()
         if client is None:
             return
+        if not end_session:
+            # As kazoo stops, but for the request that ends the session.
+            client._stopped.set()
+            client._call(_CONNECTION_DROP, client.handler.async_result())
         ended = self._end(client)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(patience):
@@ -301,6 +306,8 @@ class Session:
         def end() -> None:
             with contextlib.suppress(Exception):
                 client.stop()
+            with contextlib.suppress(Exception):
+                client._connection.stop(LONGEST_PAUSE)
             with contextlib.suppress(Exception):
                 client.close()
             self._in_loop(ended.set)

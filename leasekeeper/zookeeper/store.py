@@ -341,11 +341,15 @@ class ZooKeeperStore:
         return Observation(holder, token, self._session.granted, {NAME: said})
 
     async def close(self) -> None:
+        """The end of a session ends its nodes. A lease that was not given back is to run out, and
+        not to pass on now: its end may not have been told to the app.
+        """
         self._disarm()
+        running = self._held is not None and self._drain() > 0
         self._line.place = None
         for errand in self._errands:
             errand.cancel()
-        await self._session.close(self._timings.retry_period)
+        await self._session.close(self._timings.retry_period, end_session=not running)
 
     # -- shared ----------------------------------------------------------------------------------
 

@@ -165,6 +165,19 @@ async def test_a_session_that_the_server_ended_is_lost(
     twin.close()
 
 
+async def test_a_lease_that_was_not_given_back_outlives_the_candidate_that_is_closed(
+    store: Stores, backend: Any
+) -> None:
+    """So ends a sidecar that could not take its leader file back: what it said must run out."""
+    name = f"shop/{secrets.token_hex(4)}"
+    holder, other = store(backend.server.port, name), store(backend.server.port, name)
+    grant = await won(holder)
+    await holder.close()
+    taken = await won(other)
+    assert grant.lease_end.passed(CLOCK.now())
+    assert taken.token > grant.token
+
+
 async def test_a_node_of_another_session_is_not_ours(
     store: Stores, backend: Any, admin: Any
 ) -> None:
