@@ -18,7 +18,7 @@ from importlib import resources
 from leasekeeper.redlock.membership import Node
 from leasekeeper.redlock.tls import Tls
 from leasekeeper.redlock.transport import Answer, Failure, TcpLink
-from leasekeeper.sql.database import Claim, DatabaseError, Look
+from leasekeeper.sql.database import Claim, DatabaseError, Look, as_token
 
 PATIENCE = 0.5  # for a connection that is being made; a server on the same network needs 1 ms
 
@@ -75,7 +75,7 @@ class SingleRedis:
             )
 
             def heard(_: str, message: bytes) -> None:
-                on_freed(int(message) if message.isdigit() else None)
+                on_freed(as_token(message.decode(errors="replace")))
 
             # A new connection may have missed a release, so that is a hint, too.
             self._link.listen(self._channel(resource), heard, lambda _: on_freed(None))

@@ -17,6 +17,9 @@ EVER = 1e12
 """Unix seconds, some thirty thousand years: no bound."""
 
 
+LONGEST_TOKEN = 19  # digits of a bigint
+
+
 class DatabaseError(LeaseError):
     """One sentence: what the database refused or failed to do, and what to do about it."""
 
@@ -56,6 +59,12 @@ class Claim:
     """An own earlier attempt without an answer, which may stand in the row; none: empty."""
     earliest: float = -EVER
     latest: float = EVER
+
+
+def as_token(text: str) -> int | None:
+    """Of a notification; none: that is no token. 5,000 digits are no number for Python."""
+    plain = text.isascii() and text.isdigit() and len(text) <= LONGEST_TOKEN
+    return int(text) if plain else None
 
 
 class Database(Protocol):

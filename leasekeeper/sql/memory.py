@@ -100,9 +100,10 @@ class Memory:
         return self._lease[1].left(now) if self._lease else 0.0
 
     def given_back(self, token: int | None) -> None:
-        """A release was heard of. It is a hint: it may only clear what it is about."""
+        """A release was heard of. It is a hint, and whoever may notify can make one up: it may only
+        clear a lease that is remembered. A token counts when it was seen in the row.
+        """
         if token is not None and token >= self.token:
-            self.token = token
             self._lease = None
 
     def bounds(self, now: Instant) -> tuple[float, float]:

@@ -10,7 +10,7 @@ from typing import Any
 import asyncpg
 
 from leasekeeper.redlock.tls import Tls
-from leasekeeper.sql.database import Claim, DatabaseError, Look
+from leasekeeper.sql.database import Claim, DatabaseError, Look, as_token
 from leasekeeper.sql.schema import TABLE, check_version, checked, no_right, no_table
 
 _NOW = "extract(epoch FROM statement_timestamp())::float8"
@@ -108,7 +108,7 @@ class PostgreSql:
         self._connection = connection
 
         def heard(_connection: Any, _pid: int, _channel: str, payload: str) -> None:
-            on_freed(int(payload) if payload.isascii() and payload.isdigit() else None)
+            on_freed(as_token(payload))
 
         check_version(await self._ask("fetchval", self._version), "postgresql", self._table)
         await self._ask("add_listener", self._channel(resource), heard)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from leasekeeper.clock import Drift, Instant
-from leasekeeper.sql.database import EVER, Look
+from leasekeeper.sql.database import EVER, Look, as_token
 from leasekeeper.sql.memory import Memory, Reading, jump
 
 DRIFT = Drift()
@@ -88,3 +88,23 @@ def test_a_release_that_was_heard_ends_the_wait_and_an_old_one_does_not() -> Non
     assert seen.lease_left(at(1)) > 0
     seen.given_back(7)
     assert seen.lease_left(at(1)) == 0
+
+
+def test_a_release_that_somebody_made_up_keeps_nobody_out() -> None:
+    """Whoever may connect may notify: a token that was heard of is no token that was seen."""
+    seen = memory()
+    seen.saw(row(0, token=7), at(0), at(0.1))
+    seen.given_back(10**18)
+    assert not seen.saw(row(1, token=8), at(1), at(1.1))
+    assert seen.token == 8
+
+
+@pytest.mark.parametrize(
+    ("text", "token"),
+    [
+        *(("7", 7), ("9" * 19, 10**19 - 1)),
+        *((text, None) for text in ("9" * 20, "9" * 5000, "", "-1", "\u0663", "7 ")),
+    ],
+)
+def test_a_notification_is_a_token_or_nothing(text: str, token: int | None) -> None:
+    assert as_token(text) == token
