@@ -52,6 +52,22 @@ async def test_the_label_a_restart_without_data_frees_the_lock_for_who_remembers
     assert taken.token > grant.token  # the time in milliseconds: tokens go on all the same
 
 
+async def test_a_key_that_is_evicted_frees_nothing_before_its_end(lock: Lock, backend: Any) -> None:
+    """`volatile-*` evicts what has a TTL: the lock, and not its record. Also for who remembers
+    nothing: the record knows."""
+    grant = await won(lock.candidate("a"))
+    with backend.server.client() as theirs:
+        theirs.delete(f"leasekeeper:{lock.name}")
+    new = lock.candidate("new")
+    outcome = await new.acquire()
+    while isinstance(outcome, Unavailable):
+        outcome = await new.acquire()
+    assert isinstance(outcome, Held) or grant.deadline.passed(CLOCK.now()), outcome
+    taken = await won(new)
+    assert grant.deadline.passed(CLOCK.now())
+    assert taken.token > grant.token
+
+
 async def test_a_program_that_sets_the_same_key_and_we_exclude_each_other(
     lock: Lock, backend: Any
 ) -> None:
