@@ -99,7 +99,10 @@ class Sidecar:
                 why = await probe.look()
             except Exception as wrong:  # noqa: BLE001  the root of a task; an unknown health is bad
                 why = repr(wrong)
-            told(why, self.clock.now())
+            try:
+                told(why, self.clock.now())
+            except Exception as wrong:  # noqa: BLE001  the next look tells again; no look would not
+                self.log.event("health-not-told", why=repr(wrong))
             await asyncio.sleep(probe.period)
 
     @contextlib.asynccontextmanager

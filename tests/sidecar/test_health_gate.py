@@ -7,10 +7,13 @@ import os
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 from leasekeeper_sidecar.config import HealthConfig
 from leasekeeper_sidecar.health import Gate, Probe
+from leasekeeper_sidecar.log import Log
+from leasekeeper_sidecar.main import Sidecar
 
 from leasekeeper.clock import Instant
 
@@ -141,3 +144,28 @@ async def test_nobody_listens_and_a_server_error_are_illnesses() -> None:
     server.close()
     await server.wait_closed()
     assert await probe.look(), os.strerror(111)
+
+
+async def test_a_look_that_could_not_be_told_is_not_the_last_one() -> None:
+    """A gate that nobody tells anything stays as it is: an ill pod leads, or a well one never."""
+    told: list[str] = []
+
+    class Looks:
+        period = 0.001
+
+        async def look(self) -> str:
+            return "ill"
+
+    def tell(why: str, now: Instant) -> None:
+        told.append(why)
+        if len(told) == 1:
+            raise OSError("too many open files")
+
+    config: Any = None
+    probe: Any = Looks()
+    looking = asyncio.ensure_future(Sidecar(config, Log())._look(probe, tell))
+    async with asyncio.timeout(20):
+        while len(told) < 3 and not looking.done():
+            await asyncio.sleep(0.001)
+    looking.cancel()
+    assert len(told) >= 3
