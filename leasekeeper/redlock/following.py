@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections import Counter
 
 from leasekeeper.redlock.membership import Membership, handed_over
-from leasekeeper.redlock.quorum import Votes
+from leasekeeper.redlock.quorum import Reply, Votes, parse
+from leasekeeper.redlock.transport import Answer, Failure
 
 
 class Following:
@@ -25,11 +26,23 @@ class Following:
     def hear(self, votes: Votes) -> None:
         """What a round has shown. Replies of servers that were replaced do not count here, too."""
         for node, reply in votes.counting():
-            newer = handed_over(*reply.fields) if reply.status == "EPOCH" else None
-            if newer is not None and newer.number > self._membership.number:
-                self._said[node] = newer
-            else:
-                self._said.pop(node, None)
+            self._hear_one(node, reply)
+
+    def hear_late(self, votes: Votes, node: str, answer: Answer) -> None:
+        """After the round was decided. With two of five nodes down the first word of a newer list
+        decides it: nobody can win. The others' words would never be heard.
+        """
+        if not isinstance(answer, Failure) and answer[:1] == [b"EPOCH"]:
+            reply = parse(answer)
+            if isinstance(reply, Reply) and votes.counts(node, reply):
+                self._hear_one(node, reply)
+
+    def _hear_one(self, node: str, reply: Reply) -> None:
+        newer = handed_over(*reply.fields) if reply.status == "EPOCH" else None
+        if newer is not None and newer.number > self._membership.number:
+            self._said[node] = newer
+        else:
+            self._said.pop(node, None)
 
     def confirmed(self) -> Membership | None:
         """The list to go on with; none: the one that is in use."""

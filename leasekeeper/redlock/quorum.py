@@ -120,9 +120,12 @@ class Votes:
             if incarnation > self._latest.get(other, 0):
                 self._latest[other] = incarnation
 
+    def counts(self, node: str, reply: Reply) -> bool:
+        return reply.incarnation >= self._latest.get(node, 0)
+
     def counting(self) -> Iterable[tuple[str, Reply]]:
         for node, reply in self.replies.items():
-            if reply.incarnation >= self._latest.get(node, 0):
+            if self.counts(node, reply):
                 yield node, reply
 
     def with_status(self, *statuses: str) -> list[Reply]:
@@ -259,7 +262,7 @@ def standing(votes: Votes, nodes: int) -> Standing | None:
 class Round(Generic[T]):
     """One request to the nodes. Decided as soon as `judge` can decide, not when all have answered.
 
-    Nodes that are not asked yet count as outstanding. Replies after the decision go to `late`, if
+    Nodes that are not asked yet count as outstanding. Answers after the decision go to `late`, if
     there is one; `heard` is told of every answer, as it comes.
     """
 
@@ -269,7 +272,7 @@ class Round(Generic[T]):
         command: tuple[str, ...],
         quorum: int,
         judge: Callable[[Votes], T | None],
-        late: Callable[[str, Reply], None] | None = None,
+        late: Callable[[str, Answer], None] | None = None,
         heard: Callable[[str, Answer], None] | None = None,
     ) -> None:
         self.votes = Votes(quorum=quorum, outstanding=len(links))
@@ -313,9 +316,10 @@ class Round(Generic[T]):
         if self._heard is not None:
             self._heard(node, answer)
         if self._decided.done():
-            # Two of five answers come after the decision; most rounds have no use for them.
-            if self._late is not None and isinstance(reply := parse(answer), Reply):
-                self._late(node, reply)
+            # Two of five answers come after the decision; most rounds have no use for them, and
+            # reading them costs. So they are passed on as they came.
+            if self._late is not None:
+                self._late(node, answer)
             return
         self.votes.add(node, parse(answer))
         if self._awaited is not None and self._awaited[0] == node:

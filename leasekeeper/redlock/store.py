@@ -150,7 +150,9 @@ class RedlockStore:
         guess = 0 if chance.free_at is None else chance.free_at + 1
         began = self._clock.now()
         round_: q.Round[_Verdict] = self._round(
-            ("lk1_grant", attempt, self._ttl, str(guess)), lambda v: q.judge_grant(v, guess)
+            ("lk1_grant", attempt, self._ttl, str(guess)),
+            lambda v: q.judge_grant(v, guess),
+            late=lambda node, answer: self._following.hear_late(round_.votes, node, answer),
         )
         granted = False
         try:
@@ -271,6 +273,11 @@ class RedlockStore:
             if good and reply.status == "MISSING" and self._current == grant.id:
                 links[node].call(adopt, ignore)
 
+        def late(node: str, answer: Answer) -> None:
+            if isinstance(reply := q.parse(answer), q.Reply):
+                repair(node, reply)
+            self._following.hear_late(round_.votes, node, answer)
+
         def heard(node: str, answer: Answer) -> None:
             if self.on_renewal is not None and not isinstance(answer, Failure):
                 self.on_renewal(node, answer[:1] == [b"OK"], self._clock.now().elapsed_since(began))
@@ -278,7 +285,7 @@ class RedlockStore:
         round_ = self._round(
             ("lk1_renew", *arguments),
             lambda v: q.judge_renewal(v, len(links)),
-            late=repair,
+            late=late,
             heard=heard,
         )
         round_.ask_the_rest()
@@ -343,7 +350,7 @@ class RedlockStore:
         self,
         call: tuple[str, ...],
         judge: Callable[[q.Votes], q.T | None],
-        late: Callable[[str, q.Reply], None] | None = None,
+        late: Callable[[str, Answer], None] | None = None,
         heard: Callable[[str, Answer], None] | None = None,
     ) -> q.Round[q.T]:
         command = self._command(call)

@@ -290,6 +290,7 @@ class EnsembleReconciler:
             if error.status != 429:
                 raise
             log.info('eviction-refused node=%s/%s error="%s"', ensemble.key, target.node, error)
+            state.roll = state.roll.refused(str(error))
             return
         log.info("node-replaced ensemble=%s node=%s", ensemble.key, target.node)
         happening = Happening("NodeReplaced", f"node {target.node}: its pod has an older template")

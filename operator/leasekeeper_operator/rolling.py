@@ -67,6 +67,12 @@ class Roll:
     def done(self) -> bool:
         return self.condition.holds is True
 
+    def refused(self, why: str) -> Roll:
+        """The disruption budget does not allow it (yet)."""
+        assert self.evict is not None, "nothing else asks the budget"
+        text = f"{self.updated} nodes are; node {self.evict.node} may not go yet: {why}"
+        return Roll(Condition(UPDATED, False, WAITING, text), self.updated)
+
 
 def decide(nodes: Sequence[NodePod]) -> Roll:
     total = len(nodes)

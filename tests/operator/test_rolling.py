@@ -34,7 +34,9 @@ class Rolling:
         await self.kubelet.look()
         await self.world.ensembles.reconcile(self.world.key)
 
-    async def until(self, true: Callable[[], Any], what: str, patience: float = 90.0) -> None:
+    async def until(self, true: Callable[[], Any], what: str, patience: float = 240.0) -> None:
+        """Longer than the two minutes for which Kubernetes counts a pod as disrupted that was to be
+        evicted and was not, because whoever asked was cut off in the middle."""
         end = asyncio.get_running_loop().time() + patience
         while not true():
             if asyncio.get_running_loop().time() > end:
@@ -253,6 +255,12 @@ def test_a_node_that_a_holder_needs_is_waited_for() -> None:
     its entry on the first again, and the leader was deposed."""
     nodes = (node(0), node(1, outdated=True, needed_by="shop/orders"), node(2))
     assert rolled(*nodes) == ("WaitingForNodes", None, [])
+
+
+def test_an_eviction_that_the_budget_refuses_is_said() -> None:
+    roll = decide([node(0, outdated=True), node(1), node(2)]).refused("429: not now")
+    assert (roll.done, roll.evict, roll.updated) == (False, None, 2)
+    assert roll.condition.message == "2 nodes are; node 0 may not go yet: 429: not now"
 
 
 def test_a_template_that_its_controller_has_not_seen_is_waited_for() -> None:

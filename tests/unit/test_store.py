@@ -393,6 +393,26 @@ def test_it_follows_its_nodes_to_a_newer_list_between_two_attempts() -> None:
     run(scenario())
 
 
+def test_it_follows_also_when_two_nodes_are_down_and_the_first_answer_decides_each_round() -> None:
+    """Seen on real servers: the second and the third word came after the decision, and nobody
+    listened any more; the candidate stayed with the old list for ever.
+    """
+
+    async def scenario() -> None:
+        bench = Bench(raised_to_newer)
+        for id in ("0", "1"):
+            bench.links[id].says = lambda _: Failure("down")
+            bench.links[id].delay = 0.0
+        for number, id in enumerate(("2", "3", "4"), start=1):
+            bench.links[id].delay = number * 0.001
+        assert isinstance(await bench.store.acquire(), Unavailable)
+        await asyncio.sleep(0.1)
+        await bench.won()
+        assert bench.store.membership == NEWER
+
+    run(scenario())
+
+
 def test_a_lease_that_was_kept_over_a_restart_is_renewed_by_the_newer_list() -> None:
     """A sidecar that was killed after it had followed is started with the older list."""
 
