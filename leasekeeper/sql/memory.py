@@ -43,8 +43,9 @@ def jump(last: Reading, this: Reading, drift: Drift, tolerance: float) -> float:
 
 
 class Memory:
-    """Of one candidate and one lock. `tolerance` is less than the app's time to stop, so that what
-    goes unnoticed cannot end a lease before its holder's deadline.
+    """Of one candidate and one lock. `tolerance` is half of the app's time to stop, so that what
+    goes unnoticed cannot end a lease before its holder's deadline. Steps of a clock add up, so it
+    is held against a reading that is as old as a lease, too; one lease meets two of these at most.
     """
 
     def __init__(self, *, drift: Drift, tolerance: float, ttl: float) -> None:
@@ -52,6 +53,7 @@ class Memory:
         self._tolerance = tolerance
         self._ttl = ttl
         self._last: Reading | None = None
+        self._older: Reading | None = None  # the first since a lease ago, or since a jump
         self._distrust: Deadline | None = None
         self._lease: tuple[str, Deadline] | None = None
         self.token = 0
@@ -62,8 +64,10 @@ class Memory:
     def saw(self, look: Look, sent: Instant, answered: Instant) -> str:
         """Takes an answer in. What is wrong with it, as a sentence; empty: nothing."""
         this = Reading(sent, answered, look.now)
-        set_by = jump(self._last, this, self._drift, self._tolerance) if self._last else 0.0
-        self._last = this
+        set_by = self._jump(this)
+        older, self._last = self._older, this
+        if set_by or older is None or sent.elapsed_since(older.answered) > self._ttl:
+            self._older = this
         if set_by:
             # Whatever was granted before ends by then on every clock that nobody set, and what is
             # granted from now on is dated by the clock as it is now.
@@ -79,6 +83,11 @@ class Memory:
             self.token = max(self.token, look.token)
             self._lease = (look.holder, Deadline(answered, look.left)) if look.held else None
         return wrong
+
+    def _jump(self, this: Reading) -> float:
+        known = [reading for reading in (self._last, self._older) if reading is not None]
+        found = [jump(reading, this, self._drift, self._tolerance) for reading in known]
+        return max(found, key=abs, default=0.0)
 
     def _wrong_row(self, look: Look, now: Instant) -> str:
         if look.exists and look.token < self.token:
@@ -112,11 +121,13 @@ class Memory:
             if not self._distrust.passed(now):
                 return EVER, -EVER
             self._distrust, self.doubt = None, ""
-        if self._last is None:
-            return -EVER, EVER
-        shortest = now.elapsed_since(self._last.answered) * (1 - self._drift.rate)
-        longest = now.elapsed_since(self._last.sent) * (1 + self._drift.rate)
-        return (
-            self._last.clock + shortest - self._tolerance,
-            self._last.clock + longest + self._tolerance,
-        )
+        known = [reading for reading in (self._last, self._older) if reading is not None]
+        both = [self._expected(reading, now) for reading in known]
+        earliest, latest = zip(*both, strict=True) if both else ((-EVER,), (EVER,))
+        return max(earliest), min(latest)
+
+    def _expected(self, last: Reading, now: Instant) -> tuple[float, float]:
+        """Between which times the database's clock is by now, if nobody set it since."""
+        shortest = now.elapsed_since(last.answered) * (1 - self._drift.rate)
+        longest = now.elapsed_since(last.sent) * (1 + self._drift.rate)
+        return last.clock + shortest - self._tolerance, last.clock + longest + self._tolerance

@@ -55,6 +55,38 @@ def test_after_a_jump_no_expiry_is_believed_for_a_whole_lease(set_by: float) -> 
     assert not seen.doubt
 
 
+@pytest.mark.parametrize("step", [0.9, -0.9])
+def test_steps_that_are_too_small_each_are_noticed_together(step: float) -> None:
+    """Four looks a period: what went unnoticed each time would end a lease in a few seconds."""
+    seen = memory()
+    for look in range(4):
+        now = look * 0.5
+        seen.saw(row(now + look * step), at(now), at(now + 0.01))
+    assert "clock went" in seen.doubt
+    assert seen.bounds(at(2)) == (EVER, -EVER)
+
+
+def test_in_the_time_of_a_lease_no_more_than_the_time_to_stop_goes_unnoticed() -> None:
+    """The worst that a clock can do, a step just before and just after each older reading."""
+    seen, off, unnoticed = memory(), 0.0, [0.0]
+    for look in range(200):
+        now = look * 0.25
+        for more in (0.9, 0.5, 0.1):
+            tried = memory()
+            for name in ("_last", "_older"):
+                setattr(tried, name, getattr(seen, name))
+            tried.saw(row(now + off + more), at(now), at(now))
+            if not tried.doubt:
+                off += more
+                break
+        seen.saw(row(now + off), at(now), at(now))
+        assert not seen.doubt
+        unnoticed.append(off)
+    lease = round(10.0 / 0.25)
+    worst = max(b - a for a, b in zip(unnoticed, unnoticed[lease:], strict=False))
+    assert 0 < worst <= 2.0 + 2 * 10.0 * DRIFT.rate
+
+
 def test_the_statement_itself_is_held_to_the_clock_that_is_expected() -> None:
     seen = memory()
     assert seen.bounds(at(0)) == (-EVER, EVER)  # nothing was seen: nothing is detected
