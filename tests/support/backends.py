@@ -46,6 +46,9 @@ class Backend(Protocol):
     def delete(self, lock: str) -> None:
         """What the servers keep of the lock is gone, under whoever holds it."""
 
+    def held_up(self) -> bool:
+        """Whether a candidate that was paused in the middle of a write keeps everybody out."""
+
 
 class Proxied:
     """The way to one or more servers: what can be cut."""
@@ -65,6 +68,9 @@ class Proxied:
     def heal(self) -> None:
         for proxy in self.proxies:
             proxy.heal()
+
+    def held_up(self) -> bool:
+        return False  # a server needs nobody to finish what it was asked
 
 
 class RedlockBackend(Proxied):
@@ -180,6 +186,16 @@ class SqliteBackend:
         self._blocker.execute("BEGIN EXCLUSIVE")
 
     freeze = cut
+
+    def held_up(self) -> bool:
+        connection = sqlite3.connect(self.file, timeout=0, isolation_level=None)
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError:
+            return True
+        finally:
+            connection.close()
+        return False
 
     def heal(self) -> None:
         if self._blocker is not None:
