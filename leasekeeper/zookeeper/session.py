@@ -24,6 +24,7 @@ from kazoo.exceptions import (
     ConnectionLoss,
     KazooException,
     NoAuthError,
+    NoNodeError,
     OperationTimeoutError,
     SessionExpiredError,
 )
@@ -274,8 +275,11 @@ class Session:
         lost = (ConnectionLoss, ConnectionClosedError, OperationTimeoutError, SessionExpiredError)
         if isinstance(wrong, lost):
             return Unanswered(self.down if not self._connected.is_set() else type(wrong).__name__)
-        other: Exception = wrong
-        return other
+        if isinstance(wrong, NoNodeError):
+            node_is_gone: Exception = wrong  # an answer, which means something else to each caller
+            return node_is_gone
+        # A quota, a session that moved, …: no answer that says anything about a lease.
+        return Refused(f"ZooKeeper says: {type(wrong).__name__} {wrong}".strip())
 
     def drop(self) -> None:
         """Ends the connection, not the session: a server that stands still keeps connections open,

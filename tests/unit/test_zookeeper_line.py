@@ -8,11 +8,19 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from kazoo.exceptions import (
+    ConnectionLoss,
+    InvalidACLError,
+    KazooException,
+    NoNodeError,
+    QuotaExceededError,
+    SessionMovedError,
+)
 
 from leasekeeper.clock import SystemClock
 from leasekeeper.lease import Candidate
 from leasekeeper.zookeeper.line import Line
-from leasekeeper.zookeeper.session import Unanswered
+from leasekeeper.zookeeper.session import Refused, Session, Unanswered
 
 
 class Server:
@@ -107,3 +115,21 @@ async def test_a_node_whose_answer_was_lost_does_not_stand_before_the_next(
     await server.done(joining)
     place, in_line = joining.result()
     assert in_line == [place.node]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        (NoNodeError(), NoNodeError),
+        (ConnectionLoss(), Unanswered),
+        (SessionMovedError(), Refused),
+        (QuotaExceededError(), Refused),
+        (InvalidACLError(), Refused),
+    ],
+)
+async def test_no_error_of_zookeeper_ends_the_loop(
+    wrong: KazooException, told: type[Exception]
+) -> None:
+    """One that the store does not know would: a holder would end though its lease is as it was."""
+    session = Session(hosts="x", timeout=1.0, clock=SystemClock(), on_change=lambda: None)
+    assert type(session._in_words(wrong)) is told
