@@ -10,7 +10,7 @@ from sim_run import replay_command, simulate
 from sim_world import LARGE, USUAL, Profile, run_schedule
 
 # About fifty a second and core; `make simulate` runs as many as one likes.
-SCHEDULES = 200_000 if os.environ.get("LEASEKEEPER_LONG") else 3_000
+SCHEDULES = 200_000 if os.environ.get("LEASEKEEPER_LONG") else 20_000
 
 
 def test_no_schedule_violates_a_promise() -> None:
