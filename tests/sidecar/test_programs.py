@@ -150,6 +150,39 @@ def test_a_machine_that_has_just_booted_is_read_correctly(volume: Volume) -> Non
     assert volume.run("is-leader", "--explain").stdout == "leading with token 17\n"
 
 
+FILE_READ = '    { read -r line < "$file"; } 2>/dev/null\n'
+UPTIME_READ = '    { read -r uptime rest < "$proc/uptime"; } 2>/dev/null\n'
+
+
+def judged_after_a_pause(volume: Volume) -> int:
+    """What a reader says that stands still in the middle, until the deadline has passed: here the
+    file is a pipe, and its one line comes that late.
+    """
+    volume.file.say(volume.claim(seconds=10))
+    file = volume.path / "leader"
+    line = file.read_text()
+    file.unlink()
+    os.mkfifo(file)
+    reader = subprocess.Popen([*volume.shell, str(volume.path / "is-leader")])
+    with file.open("w") as pipe:  # returns when the reader has opened it, too
+        volume.set_uptime(UPTIME_CS + 2000)
+        pipe.write(line)
+    return reader.wait(20)
+
+
+def test_a_reader_that_is_paused_says_no(volume: Volume) -> None:
+    assert judged_after_a_pause(volume) == 1
+
+
+def test_control_a_clock_that_is_read_before_the_file_makes_a_stale_yes(volume: Volume) -> None:
+    program = volume.path / "is-leader"
+    text = program.read_text()
+    assert (text.count(FILE_READ), text.count(UPTIME_READ)) == (1, 1)
+    text = text.replace(UPTIME_READ, "").replace(FILE_READ, UPTIME_READ + FILE_READ)
+    program.write_text(text)
+    assert judged_after_a_pause(volume) == 0
+
+
 def test_the_wall_clock_ends_it_too(volume: Volume) -> None:
     claim = volume.claim(seconds=-1)
     volume.file.say(claim)
