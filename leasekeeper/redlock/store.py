@@ -84,6 +84,7 @@ class RedlockStore:
         self._splits = 0
         self._in_a_crowd = False  # others may wait for the lock as we do
         self._lost_at_gate = False
+        self._protected: Deadline | None = None  # until when our last lease is, if it ran out
         self._current: str | None = None  # the id of the lease that is held, for repairs only
         self._successor: str | None = None  # who was called when we gave the lock back
         self._waiting = Waiting("", SHORTEST_PATIENCE)
@@ -176,7 +177,11 @@ class RedlockStore:
         return Held(by=successor, free_in=COURTESY)
 
     def _give_back(self, attempt: str, round_: q.Round[_Verdict]) -> None:
-        """Wherever the attempt may have left something: where no answer came, too."""
+        """Wherever the attempt may have left something: where no answer came, too. Not while our
+        last lease runs out: the attempt took over its entries, which are the app's time to stop.
+        """
+        if self._protected is not None and not self._protected.passed(self._clock.now()):
+            return
         for node in round_.asked:
             reply = round_.votes.replies.get(node)
             if reply is None or reply.status not in ("HELD", "PAUSED"):
@@ -215,6 +220,7 @@ class RedlockStore:
         self._splits = 0
         self._in_a_crowd = False
         self._current = attempt
+        self._protected = Deadline(began, self._timings.ttl)
         self._waiting.won(grant.token)
         return grant
 
@@ -292,6 +298,7 @@ class RedlockStore:
         left = grant.deadline.left(began)
         verdict = await round_.decision(min(left, self._timings.retry_period))
         if isinstance(verdict, q.Deposed):
+            self._protected = None  # by so few nodes that another may win
             return Lost(verdict.why)
         if not isinstance(verdict, q.Kept):
             self._following.hear(round_.votes)
@@ -300,6 +307,7 @@ class RedlockStore:
             return Lost("the deadline passed while the votes came in")
         for node, reply in round_.votes.counting():
             repair(node, reply)
+        self._protected = Deadline(began, self._timings.ttl)
         trip = self._clock.now().elapsed_since(began)
         self._waiting.patience = max(SHORTEST_PATIENCE, 3 * trip)
         return self._grant(grant.id, grant.token, began, requests.latest(verdict.requests))
@@ -307,7 +315,7 @@ class RedlockStore:
     # -- release, observe ------------------------------------------------------------------------
 
     async def release(self, grant: Grant) -> ReleaseOutcome:
-        self._current = None
+        self._current = self._protected = None
         round_ = self._round(("lk1_release", grant.id, "1"), q.judge_release)
         with_substitutes = self._command(("lk1_release", grant.id, str(1 + SUBSTITUTES)))
         round_.ask(*self._gate[:CALLERS], command=with_substitutes)

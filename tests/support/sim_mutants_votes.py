@@ -215,6 +215,11 @@ def _give_up_when_unsure(grant: Grant, outcome: Any, *rest: Any) -> Continue | E
     return after_renewal(grant, outcome, *rest)
 
 
+def _give_back_at_once(self: RedlockStore, attempt: str, round_: Any) -> None:
+    self._protected = None
+    _give_back(self, attempt, round_)
+
+
 async def _end_silently(self: Elector, grant: Grant, why: str) -> None:
     self.grant = None
     self.state = State.STANDBY
@@ -224,6 +229,7 @@ _judge_grant = quorum.judge_grant
 _judge_commit = quorum.judge_commit
 _judge_renewal = quorum.judge_renewal
 _store_grant: Any = RedlockStore._grant
+_give_back: Any = RedlockStore._give_back
 _ONE_ATTEMPT = property(lambda self: 1, lambda self, value: None)
 
 MUTANTS = [
@@ -339,6 +345,8 @@ MUTANTS = [
         (
             Part(elector, "after_renewal", _give_up_when_unsure),
             Part(Elector, "_end", _end_silently),
+            # Both: an attempt that fails gives nothing back either, while the last lease runs out.
+            Part(RedlockStore, "_give_back", _give_back_at_once),
         ),
     ),
     Mutant(

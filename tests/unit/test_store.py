@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 
 from virtual_time import VirtualClock, run
@@ -464,5 +465,38 @@ def test_an_empty_answer_to_a_renewal_is_one_node_less_and_nothing_else() -> Non
         bench.links["0"].says = lambda _: []
         assert isinstance(await bench.store.renew(grant), Grant)
         assert ("0", False) in heard
+
+    run(scenario())
+
+
+def test_an_attempt_that_is_broken_off_does_not_end_the_time_to_stop_of_the_last_tenure() -> None:
+    """The deadline passed, and the app is stopping. The next attempt took over our own entries:
+    giving those back would let another one win before the end of the lease.
+    """
+
+    async def broken_off(bench: Bench) -> None:
+        attempt = asyncio.create_task(bench.store.acquire())
+        await asyncio.sleep(0.0001)
+        attempt.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await attempt
+
+    def given_back(bench: Bench) -> int:
+        return sum(len(link.calls("lk1_release")) for link in bench.links.values())
+
+    async def scenario() -> None:
+        bench = Bench()
+        await bench.won()
+        await asyncio.sleep(TIMINGS.renew_deadline + 0.1)
+        await broken_off(bench)
+        assert given_back(bench) == 0
+        await asyncio.sleep(TIMINGS.ttl)
+        await broken_off(bench)
+        before = given_back(bench)
+        assert before > 0, "later there is nothing to protect any more"
+        grant = await bench.won()
+        await bench.store.release(grant)
+        await broken_off(bench)
+        assert given_back(bench) == before + 10, "nor after a release"
 
     run(scenario())
