@@ -24,6 +24,7 @@ from leasekeeper.redlock.transport import (
     MakeLinks,
     OnAnswer,
     OnPush,
+    Password,
     TcpLink,
     ignore,
 )
@@ -32,7 +33,7 @@ from leasekeeper.redlock.transport import (
 def own_links(
     *,
     username: str,
-    password: str,
+    password: Password,
     patience: float,
     tls: Tls | None = None,
 ) -> MakeLinks:
@@ -90,7 +91,7 @@ class SharedLinks:
         membership: Membership,
         *,
         username: str,
-        password: str,
+        password: Password,
         patience: float,
         tls: Tls | None = None,
     ) -> None:

@@ -295,9 +295,10 @@ def _after_quarantine(
     if now < until:
         return Rest(until)
     known = max(view.vector.get(own.id, 0) for view in (own, *peers.values()))
-    if 0 < life.number < known:
+    if life.number > 0 and max(life.number, own.incarnation) < known:
         # Another server of this node's name announced itself after us: our votes would not count.
         # It is left the time to open; if it was a ghost, this one takes its place when it is gone.
+        # A number that a birth gave to this very life is ours, though we announced a smaller one.
         again = until + quarantine(life, membership)
         if now < again:
             return Wait(f"a server of the same name announced itself later, as number {known}")

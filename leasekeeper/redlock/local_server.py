@@ -7,7 +7,6 @@ middle, the connection breaks, and nothing of this reaches the new process.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from contextlib import suppress
 
 from leasekeeper.lease import LeaseError
@@ -17,6 +16,7 @@ from leasekeeper.redlock.learnt import Learnt, learn_arguments
 from leasekeeper.redlock.membership import Membership, micros
 from leasekeeper.redlock.registry import NodeView
 from leasekeeper.redlock.server_config import REQUIRED
+from leasekeeper.redlock.users_file import Digests
 
 
 class MemoryChanged(LeaseError):
@@ -103,16 +103,16 @@ class LocalServer:
         with suppress(Refusal):
             self.connection.call("FUNCTION", "DELETE", functions.VOTE)
 
-    def apply_users(self, wanted: Mapping[str, str], known: Mapping[str, str]) -> list[str]:
+    def apply_users(self, wanted: Digests, known: Digests) -> list[str]:
         """Brings the locks' ACL users from `known` to `wanted` (digests by lock); what was changed.
 
         Only users that the file had before are taken away: a mounted file may be a minute old, and
         the operator has told the server itself of a lock that is newer.
         """
         changed = []
-        for lock, digest in wanted.items():
-            if known.get(lock) != digest:
-                rules = users.lock_rules(lock, digest)
+        for lock, digests in wanted.items():
+            if known.get(lock) != digests:
+                rules = users.lock_rules(lock, digests)
                 self.connection.call("ACL", "SETUSER", users.lock_user(lock), *rules)
                 changed.append(f"+{lock}")
         for lock in known.keys() - wanted.keys():

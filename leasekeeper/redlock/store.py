@@ -43,7 +43,7 @@ from leasekeeper.redlock.following import Following
 from leasekeeper.redlock.gate import SHORTEST_PATIENCE, gate_order, pass_the_gate
 from leasekeeper.redlock.membership import Membership
 from leasekeeper.redlock.tls import Tls
-from leasekeeper.redlock.transport import Answer, Failure, MakeLinks, ignore
+from leasekeeper.redlock.transport import Answer, Failure, MakeLinks, Password, ignore
 from leasekeeper.redlock.waiting import CALLERS, COURTESY, SUBSTITUTES, Chance, Waiting
 
 _Verdict = q.Won | q.Elevate | q.Failed
@@ -64,7 +64,7 @@ class RedlockStore:
         timings: Timings,
         clock: Clock,
         username: str = "",
-        password: str = "",
+        password: Password = "",
         tls: Tls | None = None,
         links: MakeLinks | None = None,
     ) -> None:
@@ -82,6 +82,7 @@ class RedlockStore:
         self._ttl = str(round(timings.ttl * q.MICROSECONDS))
         self._attempt = 0
         self._splits = 0
+        self._trying = False  # an attempt is under way, by the list that it began with
         self._in_a_crowd = False  # others may wait for the lock as we do
         self._lost_at_gate = False
         self._protected: Deadline | None = None  # until when our last lease is, if it ran out
@@ -156,11 +157,13 @@ class RedlockStore:
             late=lambda node, answer: self._following.hear_late(round_.votes, node, answer),
         )
         granted = False
+        self._trying = True
         try:
             outcome = await self._attempt_to_win(attempt, round_, began, chance)
             granted = isinstance(outcome, Grant)
             return outcome
         finally:
+            self._trying = False
             # Also when the caller was cancelled: a write to a connection needs no waiting.
             if not granted:
                 self._following.hear(round_.votes)
@@ -309,7 +312,9 @@ class RedlockStore:
             repair(node, reply)
         self._protected = Deadline(began, self._timings.ttl)
         trip = self._clock.now().elapsed_since(began)
-        self._waiting.patience = max(SHORTEST_PATIENCE, 3 * trip)
+        # One slow renewal must not make every hand-over after it wait for a silent node as long.
+        longest = self._timings.retry_period / 4
+        self._waiting.patience = max(SHORTEST_PATIENCE, min(3 * trip, longest))
         return self._grant(grant.id, grant.token, began, requests.latest(verdict.requests))
 
     # -- release, observe ------------------------------------------------------------------------
@@ -331,9 +336,16 @@ class RedlockStore:
         await self._waiting.freed.wait()
 
     async def observe(self) -> Observation:
+        """Ends within half a period: a caller with a whole one hears what the others said although
+        a node hangs. Whoever only looks on (it withdrew) follows a change by this alone.
+        """
+        if not self._trying:
+            self._follow()
+        following = self._following
         round_ = self._round(("lk1_observe",), lambda v: None if v.outstanding else True)
         round_.ask_the_rest()
-        await round_.decision(self._timings.retry_period)
+        await round_.decision(self._timings.retry_period / 2)
+        following.hear(round_.votes)
         looks = round_.votes.with_status("LOCK")
         owners = [r for r in looks if r.fields[0]]
         top = max(owners, key=lambda r: int(r.fields[2]), default=None)

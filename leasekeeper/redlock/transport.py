@@ -55,6 +55,8 @@ OnAnswer = Callable[[Answer], None]
 OnPush = Callable[[str, bytes], None]
 """Called with the node that a message came from, and the message."""
 InWords = Callable[[Exception | None], str]
+Password = str | Callable[[], str]
+"""A function is asked for each new connection: passwords are replaced while a candidate runs."""
 
 
 class Link(Protocol):
@@ -219,13 +221,14 @@ class TcpLink:
         node: Node,
         *,
         username: str,
-        password: str,
+        password: Password,
         patience: float,
         tls: Tls | None = None,
         shared: bool = False,
     ) -> None:
         self.node = node
-        self._hello = ("HELLO", "3", "AUTH", username, password)
+        self._username = username
+        self._password = password
         self._listeners: dict[str, tuple[OnPush, OnAnswer]] = {}
         self._patience = patience
         self._tls = tls
@@ -268,7 +271,7 @@ class TcpLink:
         while True:
             try:
                 wire = await self._connect()
-            except (OSError, TimeoutError, ConnectionError) as error:
+            except (OSError, ValueError) as error:  # ValueError: a host's name that is none
                 self._down = f"{self.node.address}: {self._in_words(error)}"
                 silent = self._tls is not None and isinstance(error, TimeoutError)
                 if silent and await self._speaks_plainly():
@@ -302,7 +305,8 @@ class TcpLink:
                 server_hostname=None if tls is None else tls.name_of(host),
             )
             try:
-                got = await wire.ask(self._hello)
+                password = self._password if isinstance(self._password, str) else self._password()
+                got = await wire.ask(("HELLO", "3", "AUTH", self._username, password))
                 if isinstance(got, Failure):
                     raise ConnectionError(_explain_greeting(got.why))
                 await self._subscribe(wire)

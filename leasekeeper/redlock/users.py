@@ -9,6 +9,7 @@ form may go away, and would then refuse to start, aloud)."""
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Set
 
 AGENT, PEER, OPERATOR = "agent", "peer", "operator"
 
@@ -24,15 +25,16 @@ def lock_user(lock: str) -> str:
     return f"lock:{lock}"
 
 
-def lock_rules(lock: str, password_digest: str, *more: str) -> list[str]:
+def lock_rules(lock: str, digests: Set[str], *more: str) -> list[str]:
     """The arguments of ACL SETUSER for the candidates of one lock, or of several (`more`) that one
-    program uses over shared connections.
+    program uses over shared connections. `digests`: of the passwords that let them in; two while
+    one follows the other.
     """
     locks = (lock, *more)
     return [
         "reset",
         "on",
-        f"#{password_digest}",
+        *(f"#{digest}" for digest in sorted(digests)),
         *(f"~lk:lock:{name}" for name in locks),
         "%R~lk:node",
         *(f"&lk:freed:{name}/*" for name in locks),

@@ -1,4 +1,6 @@
-"""The file of the locks' ACL users: one per line, `NAMESPACE/NAME SHA256-OF-PASSWORD`."""
+"""The file of the locks' ACL users, a line for each: `NAMESPACE/NAME SHA256-OF-PASSWORD`.
+
+A lock that is given a new password has two lines until the old one is taken away."""
 
 from __future__ import annotations
 
@@ -11,9 +13,13 @@ from leasekeeper.redlock.watched_file import WatchedFile
 _LINE = re.compile(r"([a-z0-9.-]+/[a-z0-9.-]+)\s+([0-9a-f]{64})")
 
 
-def parse(text: str, source: str) -> dict[str, str]:
+Digests = Mapping[str, frozenset[str]]
+"""Of the passwords of each lock."""
+
+
+def parse(text: str, source: str) -> dict[str, frozenset[str]]:
     """Digests by lock. A bad line spoils the file: half of it would cut off the other locks."""
-    found = {}
+    found: dict[str, frozenset[str]] = {}
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip() or line.startswith("#"):
             continue
@@ -23,7 +29,7 @@ def parse(text: str, source: str) -> dict[str, str]:
                 f"{source}, line {number}: must be NAMESPACE/NAME, a space, and the SHA-256 of the"
                 " lock's password in hexadecimal"
             )
-        found[match[1]] = match[2]
+        found[match[1]] = found.get(match[1], frozenset()) | {match[2]}
     return found
 
 
@@ -34,7 +40,7 @@ class UsersFile:
             what="users file",
             advice="name a file that can be read, an empty one if there are no locks yet",
         )
-        self.users: Mapping[str, str] = {}
+        self.users: Digests = {}
 
     def changed(self) -> bool:
         """Reads the file if it is another one than at the last look; whether `users` is new.

@@ -264,6 +264,19 @@ def test_status_shows_which_nodes_vote(cli: Cli, ensemble: Ensemble) -> None:
     assert [node["state"] for node in json.loads(out)["nodes"]] == ["open"] + ["unreachable"] * 2
 
 
+def test_status_counts_a_majority_of_the_members_and_not_of_who_was_asked(
+    cli: Cli, ensemble: Ensemble
+) -> None:
+    """Bug 6."""
+    file = ensemble.home / "credentials" / "operator"
+    one = ("--nodes", cli.nodes.split(",")[0], "--password-file", str(file))
+    code, out, _ = cli.run("status", *one)
+    assert (code, out.splitlines()[0]) == (1, "1 of 3 nodes vote; 2 are a majority")
+    assert "2 more not asked" in out
+    found = json.loads(cli.run("status", *one, "--json")[1])
+    assert (found["voting"], found["quorum"], found["members"]) == (1, 2, 3)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -322,7 +322,7 @@ async def test_wake_ups_reach_each_lock_over_shared_connections(ensemble: Ensemb
         digest = users.digest("shared")
         for node in ensemble.nodes:
             with node.server.client() as client:
-                rules = users.lock_rules(one.lock, digest, other.lock)
+                rules = users.lock_rules(one.lock, {digest}, other.lock)
                 client.execute_command("ACL", "SETUSER", "shared", *rules)
         shared = SharedLinks(
             ensemble.membership, username="shared", password="shared", patience=0.5

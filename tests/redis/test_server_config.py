@@ -29,7 +29,7 @@ def open_node(server: Server) -> None:
         for name in (functions.ADMIN, functions.VOTE):
             client.function_load(functions.library(name), replace=True)
         for lock in (GREEDY, LEADER, IDLE):
-            rules = users.lock_rules(lock, users.digest(lock))
+            rules = users.lock_rules(lock, {users.digest(lock)})
             client.execute_command("ACL", "SETUSER", users.lock_user(lock), *rules)
     server.fcall("lk1_enter", "life", CAP, "run", "0")
     server.fcall("lk1_register", "life", "nonce")

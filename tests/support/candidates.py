@@ -14,7 +14,7 @@ from candidate_process import checked
 from servers import Process, wait_until
 
 from leasekeeper.clock import Clock, SystemClock
-from leasekeeper.lease import Candidate, LeaseStore
+from leasekeeper.lease import Candidate, LeaseStore, Timings
 
 PROGRAM = Path(__file__).parent / "candidate_process.py"
 
@@ -30,11 +30,13 @@ class Lock:
         self.processes: list[CandidateProcess] = []
         self._folder = folder
 
-    def candidate(self, name: str, clock: Clock | None = None) -> LeaseStore:
-        store = checked(self.settings, TIMINGS).make(
+    def candidate(
+        self, name: str, clock: Clock | None = None, timings: Timings = TIMINGS
+    ) -> LeaseStore:
+        store = checked(self.settings, timings).make(
             lock=self.name,
             candidate=Candidate(name, "uid", secrets.token_hex(4)),
-            timings=TIMINGS,
+            timings=timings,
             clock=clock or SystemClock(),
         )
         self.stores.append(store)

@@ -195,6 +195,10 @@ class Process:
     def resume(self) -> None:
         self.send(signal.SIGCONT)
 
+    def sleeps_in_open(self) -> bool:
+        """Of a pipe whose other end nobody has: `openat` does not return."""
+        return Path(f"/proc/{self.pid}/syscall").read_text().split()[0] == "257"
+
     def _state(self) -> str:
         return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
 

@@ -261,6 +261,7 @@ class WatchedStore:
         return outcome
 
     async def release(self, grant: Grant) -> ReleaseOutcome:
+        self._referee.gives_back(self._process.seat.name)
         self._referee.on_event("release")
         outcome = await self._store.release(grant)
         self._process.kernel.seen[f"release: {type(outcome).__name__}"] += 1
@@ -306,6 +307,7 @@ class LeaderFile:
         seat.resume = grant
         process.step()
         clocks = process.clocks
+        seat.world.referee.told(seat.name, grant, clocks)
         said = leading_claim(
             grant, name=seat.name, acquired=0.0, clock=clocks, host=cast(Host, self.host)
         )

@@ -350,6 +350,11 @@ MUTANTS = [
         ),
     ),
     Mutant(
+        "an attempt that is broken off ends the time to stop",
+        replace(SCENE, scene="broken_off", tight=0.0),
+        (Part(RedlockStore, "_give_back", _give_back_at_once),),
+    ),
+    Mutant(
         "TTL capped instead of refused",
         replace(SCENE, scene="longer_than_the_nodes", long_leases=1.0),
         (

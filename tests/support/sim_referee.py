@@ -4,8 +4,9 @@
 before the attempt began; a renewal that began after a larger token was returned is not good; no
 quorum of nodes forgets a token; nobody is deposed by fewer noes than it takes, nor by itself.
 
-*While clocks keep to their allowance*: the claims of two candidates do not overlap, and tokens are
-in the order of leading.
+*While clocks keep to their allowance*: the claims of two candidates do not overlap, nobody wins
+before the lease end that another was told, unless that one gave its lease back (from its deadline
+on, this is its app's time to stop), and tokens are in the order of leading.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from sim_kernel import Kernel
+from sim_kernel import Kernel, MachineClocks
 from sim_net import Network, Server
 
+from leasekeeper.lease import Grant
 from leasekeeper.redlock.membership import Membership
 
 
@@ -38,6 +40,8 @@ class Referee:
         """Whether clocks keep to their allowance in this schedule."""
         self.violations: list[str] = []
         self.claims: dict[str, Claim] = {}
+        self.protected: dict[str, tuple[Grant, MachineClocks]] = {}
+        """By seat: the last lease that it was told of, until it gives it back, and its clocks."""
         self.returned: dict[int, str] = {}
         self.highest_returned = 0
         self.highest_led = 0
@@ -66,11 +70,21 @@ class Referee:
             self.violation(f"token {token} of {who} is not above the floor {self.floor()}")
         if late:
             self.violation(f"{who} was granted {token} after its own deadline")
+        self._look_at_lease_ends(who, token)
         self.returned[token] = who
         self.highest_returned = max(self.highest_returned, token)
         self.tenures += 1
         self.look_at_fences()
         self.on_event("won")
+
+    def _look_at_lease_ends(self, who: str, token: int) -> None:
+        for seat, (grant, clocks) in self.protected.items():
+            left = grant.lease_end.left(clocks.now())
+            if self.timed and left > 0 and not who.startswith(f"{seat}/"):
+                self.violation(
+                    f"{who} won {token} in {seat}'s time to stop: {left:.4f} before the lease end"
+                    f" of {grant.token}"
+                )
 
     def renewed(self, who: str, token: int, before: int, *, late: bool) -> None:
         if before > token:
@@ -135,6 +149,14 @@ class Referee:
                 self.violation(f"{seat} leads with {token} after {self.highest_led} has led")
         self.highest_led = max(self.highest_led, token)
         self.claims[seat] = Claim(token, end)
+
+    def told(self, seat: str, grant: Grant, clocks: MachineClocks) -> None:
+        """A lease was announced, with its end."""
+        self.protected[seat] = (grant, clocks)
+
+    def gives_back(self, seat: str) -> None:
+        """Its app has stopped: whoever gets the lock now does so by its leave."""
+        self.protected.pop(seat, None)
 
     def claims_no_more(self, seat: str) -> None:
         claim = self.claims.get(seat)

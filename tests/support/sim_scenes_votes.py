@@ -116,6 +116,22 @@ class VoteScenes(Stage):
         y.start()
         yield 0.5
 
+    def broken_off(self) -> Scene:
+        """X sleeps past its deadline, tries anew, and is stopped in the middle of it: its app still
+        has the time up to the lease end. Y comes.
+        """
+        x, y, *_ = self._seats()
+        x.start()
+        yield self._leads(x)
+        yield Called("lk1_renew", None, x, "OK")
+        assert x.process is not None
+        x.process.pause(0.75 * self._lease)
+        yield Called("lk1_grant", None, x, "GRANTED")
+        self._stop(x)
+        yield 0.02
+        y.start()
+        yield 0.5
+
     def back_from_the_dead(self) -> Scene:
         """X is killed when its release is on its way, comes back at once, and would go on with its
         lease; then the release arrives.

@@ -17,6 +17,7 @@ class TcpProxy:
 
     cut      connections end and new ones are refused: a network that says no;
     freeze   everything stays open and nothing arrives: a network that says nothing;
+    swallow  connections that stand stay open and nothing arrives, for ever; new ones pass;
     heal     as before. Bytes that came while it was frozen arrive then, late.
     """
 
@@ -36,6 +37,9 @@ class TcpProxy:
 
     def freeze(self) -> None:
         self._loop.call_soon_threadsafe(self._passing.clear)
+
+    def swallow(self) -> None:
+        self._run(self._swallow)
 
     def heal(self) -> None:
         self._run(self._listen)
@@ -58,6 +62,11 @@ class TcpProxy:
 
     def _run(self, step: Callable[[], object]) -> None:
         asyncio.run_coroutine_threadsafe(step(), self._loop).result(10)  # type: ignore[arg-type]
+
+    async def _swallow(self) -> None:
+        self._passing.clear()
+        self._passing = asyncio.Event()  # those that stand go on waiting for the one before
+        self._passing.set()
 
     async def _listen(self) -> None:
         self._passing.set()
@@ -82,11 +91,12 @@ class TcpProxy:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.add(writer)
         onward: asyncio.StreamWriter | None = None
+        passing = self._passing
         try:
-            await self._passing.wait()
+            await passing.wait()
             back, onward = await asyncio.open_connection(*self._target)
             self._writers.add(onward)
-            pumps = [self._pump(reader, onward), self._pump(back, writer)]
+            pumps = [self._pump(reader, onward, passing), self._pump(back, writer, passing)]
             await asyncio.gather(*pumps)
         except (OSError, asyncio.CancelledError):
             pass  # cancelled only at the end; asyncio's streams would log it as an error
@@ -96,10 +106,12 @@ class TcpProxy:
                     self._writers.discard(end)
                     end.transport.abort()
 
-    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    async def _pump(
+        self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, passing: asyncio.Event
+    ) -> None:
         with contextlib.suppress(OSError):
             while data := await source.read(65536):
-                await self._passing.wait()
+                await passing.wait()
                 sink.write(data)
                 await sink.drain()
         sink.transport.abort()

@@ -178,6 +178,18 @@ def test_a_node_that_is_reborn_opens_after_its_quarantine() -> None:
     assert decide(life, D, others, own) == steps.Open(2)
 
 
+def test_a_number_that_a_birth_gave_is_no_other_server_of_the_same_name() -> None:
+    """The others know a reborn node by the birth's number, which is above the announced one. It was
+    taken for a rival's, and a total loss lasted three quarantines. A rival still counts as one.
+    """
+    own = NodeView(id="0", life="mine", birth=2, incarnation=1000, vector={"0": 1000})
+    life = announced({1: 0, 2: 0, 3: 0})
+    told = {id: replace(v, vector={"0": 1000}) for id, v in peers([1, 2, 3], open=False).items()}
+    assert decide(life, D, told, own) == steps.Open(2)
+    rival = told | {"3": replace(told["3"], vector={"0": 1001})}
+    assert isinstance(decide(life, D, rival, own), steps.Wait)
+
+
 def test_a_life_that_is_not_on_the_record_must_ask_the_others() -> None:
     record = Record(1, 100, 0, {"0": "an earlier one"})
     life = announced({1: 0, 2: 0, 3: 0})
