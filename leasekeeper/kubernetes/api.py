@@ -270,7 +270,7 @@ async def _errors() -> AsyncIterator[None]:
 def _decode(text: bytes) -> Object:
     try:
         decoded = json.loads(text)
-    except ValueError as wrong:
+    except (ValueError, RecursionError) as wrong:
         raise Failed(f"not JSON: {wrong}") from wrong
     if not isinstance(decoded, dict):
         raise Failed("not a JSON object")
@@ -280,7 +280,7 @@ def _decode(text: bytes) -> Object:
 def _message(body: bytes) -> str:
     try:
         return str(json.loads(body).get("message", ""))[:500]
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         return body[:200].decode("utf-8", "replace")
 
 

@@ -3,5 +3,6 @@
 if redis.call('GET', lock) ~= ARGV[1] then return { '0' } end
 redis.call('DEL', lock)
 redis.call('HSET', record, 'holder', '')
-redis.call('PUBLISH', ARGV[2], redis.call('HGET', record, 'token'))
+-- No token: the record was evicted, or deleted by hand. Who waits is called all the same.
+redis.call('PUBLISH', ARGV[2], redis.call('HGET', record, 'token') or '')
 return { '1' }

@@ -18,7 +18,7 @@ from importlib import resources
 from leasekeeper.redlock.membership import Node
 from leasekeeper.redlock.tls import Tls
 from leasekeeper.redlock.transport import Answer, Failure, TcpLink
-from leasekeeper.sql.database import Claim, DatabaseError, Look, as_token
+from leasekeeper.sql.database import Claim, DatabaseError, Look, as_token, in_one_line
 
 PATIENCE = 0.5  # for a connection that is being made; a server on the same network needs 1 ms
 
@@ -141,7 +141,7 @@ class SingleRedis:
             return f"{at} is a read-only replica: name the primary"
         if why.startswith(self._node.address):
             return f"{at} cannot be reached:{why.removeprefix(self._node.address + ':')}"
-        return f"{at} says: {why}"
+        return f"{at} says: {in_one_line(Exception(why))}"
 
 
 def _resolve(future: asyncio.Future[Answer], answer: Answer) -> None:

@@ -17,6 +17,7 @@ EVER = 1e12
 """Unix seconds, some thirty thousand years: no bound."""
 
 
+LONGEST_WORDS = 200  # of what a server says; whoever answers there may be no database at all
 LONGEST_TOKEN = 19  # digits of a bigint
 
 
@@ -65,6 +66,12 @@ def as_token(text: str) -> int | None:
     """Of a notification; none: that is no token. 5,000 digits are no number for Python."""
     plain = text.isascii() and text.isdigit() and len(text) <= LONGEST_TOKEN
     return int(text) if plain else None
+
+
+def in_one_line(wrong: BaseException) -> str:
+    """What somebody else's error says: without its line breaks, and what is no text at all."""
+    said = " ".join(str(wrong).split()) or type(wrong).__name__
+    return "".join(letter if letter.isprintable() else "?" for letter in said)[:LONGEST_WORDS]
 
 
 class Database(Protocol):

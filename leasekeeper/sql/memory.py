@@ -6,7 +6,8 @@ writes, cannot know it. Its clients can, as far as they remember:
 - the largest token that they saw: a row with a smaller one is an older row;
 - what the database's clock said, and how much time has passed here since: a clock that says
   anything else was set, and what has "expired" by it may not have;
-- a lease that they saw, and that has not ended by their own clock: its row cannot be missing.
+- a lease that they saw, and that has not ended by their own clock: its row cannot be missing, and
+  not be an older one, in which that lease was not renewed yet and has ended.
 
 A process that has just started remembers nothing, and detects nothing. `docs/stores.md` says so.
 """
@@ -17,6 +18,18 @@ from dataclasses import dataclass
 
 from leasekeeper.clock import Deadline, Drift, Instant
 from leasekeeper.sql.database import EVER, Look
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Of somebody, as it was seen; by our own clock it has ended after `end` at the latest."""
+
+    holder: str
+    token: int
+    end: Deadline
+
+    def is_of(self, look: Look) -> bool:
+        return (self.holder, self.token) == (look.holder, look.token)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +68,7 @@ class Memory:
         self._last: Reading | None = None
         self._older: Reading | None = None  # the first since a lease ago, or since a jump
         self._distrust: Deadline | None = None
-        self._lease: tuple[str, Deadline] | None = None
+        self._lease: Lease | None = None
         self.token = 0
         """The largest that was seen."""
         self.doubt = ""
@@ -81,8 +94,16 @@ class Memory:
         wrong = self._wrong_row(look, answered)
         if not wrong:
             self.token = max(self.token, look.token)
-            self._lease = (look.holder, Deadline(answered, look.left)) if look.held else None
+            self._lease = self._seen(look, answered)
         return wrong
+
+    def _seen(self, look: Look, now: Instant) -> Lease | None:
+        """The end of one lease only moves on: a row in which it is earlier may be an older one."""
+        if not look.held:
+            return None
+        new, old = Lease(look.holder, look.token, Deadline(now, look.left)), self._lease
+        later = old is not None and old.is_of(look) and old.end.left(now) > look.left
+        return old if later else new
 
     def _jump(self, this: Reading) -> float:
         known = [reading for reading in (self._last, self._older) if reading is not None]
@@ -97,16 +118,29 @@ class Memory:
                 f" token to {self.token} or more when no old leader is left"
             )
         if not look.exists and (left := self.lease_left(now)) > 0:
-            holder = self._lease[0] if self._lease else ""
+            holder = self._lease.holder if self._lease else ""
             return (
                 f"the lock's record is gone, but {holder} has a lease for another {left:.1f} s: it"
                 " was deleted, or the server lost its memory; waiting for that lease to end"
             )
+        if self._ended_early(look, now):
+            return (
+                f"the end of the lease of {look.holder} went back, and it has one for another"
+                f" {self.lease_left(now):.1f} s: the database failed over without its last writes,"
+                " or was restored; waiting for that lease to end"
+            )
         return ""
+
+    def _ended_early(self, look: Look, now: Instant) -> bool:
+        """Where it was the clock that went forward, no expiry is believed anyway."""
+        if look.held or self._lease is None or not self._lease.is_of(look):
+            return False
+        jumped = self._distrust is not None and not self._distrust.passed(now)
+        return not jumped and self.lease_left(now) > self._tolerance
 
     def lease_left(self, now: Instant) -> float:
         """How long a lease that was seen may still last, by our own clock."""
-        return self._lease[1].left(now) if self._lease else 0.0
+        return self._lease.end.left(now) if self._lease else 0.0
 
     def given_back(self, token: int | None) -> None:
         """A release was heard of. It is a hint, and whoever may notify can make one up: it may only

@@ -12,9 +12,11 @@ from typing import Any
 
 import aiomysql
 import pymysql
+from pymysql.constants import CLIENT
 
 from leasekeeper.redlock.tls import Tls
-from leasekeeper.sql.database import Claim, DatabaseError, Look
+from leasekeeper.sql.database import Claim, DatabaseError, Look, in_one_line
+from leasekeeper.sql.driver_tls import context_for, in_words
 from leasekeeper.sql.schema import TABLE, check_version, checked, no_right, no_table
 
 _NOW = "(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) / 1000000)"
@@ -55,9 +57,30 @@ _VERSION = "SELECT token FROM {table} WHERE resource = ''"
 
 # Of the server's error numbers.
 _ACCESS_DENIED = (1044, 1045, 1698)
-_NO_TABLE, _NO_DATABASE = 1146, 1049
+_NO_TABLE = 1146
 _NO_RIGHT = (1142, 1143)
 _READ_ONLY = (1290, 1792, 1836)
+
+_IN_CLEAR = "it wants the password in clear, without TLS"
+_NO_TLS = 2026  # of the client's: CR_SSL_CONNECTION_ERROR
+
+
+class _Connection(aiomysql.Connection):  # type: ignore[misc]  # aiomysql has no types
+    """aiomysql's own goes on without TLS if the server, or whoever sits before it, says that it has
+    none; and then it sends the password in clear to who asks for that.
+    """
+
+    async def _request_authentication(self) -> None:
+        if self._ssl_context and not self.server_capabilities & CLIENT.SSL:
+            raise pymysql.OperationalError(_NO_TLS, "it does not speak TLS")
+        if not self._ssl_context and self._server_auth_plugin == "mysql_clear_password":
+            raise pymysql.OperationalError(_NO_TLS, _IN_CLEAR)
+        await super()._request_authentication()
+
+    async def _process_auth(self, plugin: Any, packet: Any) -> Any:
+        if not self._secure and plugin == b"mysql_clear_password":
+            raise pymysql.OperationalError(_NO_TLS, _IN_CLEAR)
+        return await super()._process_auth(plugin, packet)
 
 
 class MySql:
@@ -87,17 +110,19 @@ class MySql:
 
     async def open(self, resource: str, on_freed: Callable[[int | None], None]) -> None:
         try:
-            self._connection = await aiomysql.connect(
+            connection = _Connection(
                 host=self._host,
                 port=self._port,
                 user=self._user,
                 password=self._password,
                 db=self._database,
-                ssl=None if self._tls is None else self._tls.context(),
+                ssl=context_for(self._tls, self._host),
                 autocommit=True,
                 program_name="leasekeeper",
             )
-        except (OSError, pymysql.MySQLError) as wrong:
+            self._connection = connection
+            await connection._connect()
+        except Exception as wrong:  # its own, and what it stumbles over if that is no server
             raise DatabaseError(self._in_words(wrong)) from wrong
         _, rows = await self._ask(self._version, {})
         check_version(int(rows[0][0]) if rows else None, "mysql", self._table)
@@ -152,13 +177,13 @@ class MySql:
             async with self._connection.cursor() as cursor:
                 changed = await cursor.execute(text, arguments)
                 return changed, await cursor.fetchall()
-        except (OSError, RuntimeError, pymysql.MySQLError) as wrong:
+        except Exception as wrong:
             raise DatabaseError(self._in_words(wrong)) from wrong
 
     def _in_words(self, wrong: Exception) -> str:
         at = f"MySQL at {self._host}:{self._port}"
         number = wrong.args[0] if wrong.args and isinstance(wrong.args[0], int) else 0
-        said = wrong.args[1] if len(wrong.args) > 1 else str(wrong) or type(wrong).__name__
+        said = in_one_line(Exception(wrong.args[1]) if len(wrong.args) > 1 else wrong)
         if number == _NO_TABLE:
             return no_table("mysql", self._table)
         if number in _NO_RIGHT:  # which it also says of a table that is not there
@@ -167,8 +192,19 @@ class MySql:
             return f"{at} refused user {self._user} or its password: {said}"
         if number in _READ_ONLY:
             return f"{at} is read-only: name the primary, or a name that follows it"
-        if number == _NO_DATABASE or 1000 <= number < 2000:
+        if why := in_words(self._tls, wrong, self._host):
+            return f"{at}: {why}"
+        if number == _NO_TLS:
+            return f"{at} cannot be used: {said}; turn TLS on there, or mend `tls` here"
+        if "'cryptography' package is required" in said:
+            return (
+                f"{at} lets user {self._user} send the password only through TLS or a key that"
+                " this image has no package for (cryptography): turn `tls` on"
+            )
+        if number and not 2000 <= number < 3000:  # those are the client's own
             return f"{at} says: {said}"
+        if wrong.__cause__ is not None:
+            said = in_one_line(wrong.__cause__)
         return f"{at} cannot be reached: {said}"
 
 

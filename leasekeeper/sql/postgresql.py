@@ -10,7 +10,8 @@ from typing import Any
 import asyncpg
 
 from leasekeeper.redlock.tls import Tls
-from leasekeeper.sql.database import Claim, DatabaseError, Look, as_token
+from leasekeeper.sql.database import Claim, DatabaseError, Look, as_token, in_one_line
+from leasekeeper.sql.driver_tls import context_for, in_words
 from leasekeeper.sql.schema import TABLE, check_version, checked, no_right, no_table
 
 _NOW = "extract(epoch FROM statement_timestamp())::float8"
@@ -99,11 +100,11 @@ class PostgreSql:
             connection = await asyncpg.connect(
                 **self._where,
                 password=self._password,
-                ssl=False if self._tls is None else self._tls.context(),
+                ssl=context_for(self._tls, self._host) or False,
                 server_settings={"application_name": "leasekeeper"},
                 statement_cache_size=16,
             )
-        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as wrong:
+        except Exception as wrong:  # its own, and what it stumbles over if that is no server
             raise DatabaseError(self._in_words(wrong)) from wrong
         self._connection = connection
 
@@ -163,21 +164,25 @@ class PostgreSql:
             raise DatabaseError("the connection to the database has ended")
         try:
             return await getattr(self._connection, method)(*arguments)
-        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as wrong:
+        except Exception as wrong:
             raise DatabaseError(self._in_words(wrong)) from wrong
 
     def _in_words(self, wrong: Exception) -> str:
-        at = f"PostgreSQL at {self._host}:{self._port}"
+        at, said = f"PostgreSQL at {self._host}:{self._port}", in_one_line(wrong)
         if isinstance(wrong, asyncpg.UndefinedTableError):
             return no_table("postgresql", self._table)
         if isinstance(wrong, asyncpg.InsufficientPrivilegeError):
-            return no_right(self._user, self._table)
+            return f"{no_right(self._user, self._table)}: {said}"
         if isinstance(wrong, asyncpg.InvalidAuthorizationSpecificationError):
-            return f"{at} refused user {self._user} or its password: {wrong}"
+            return f"{at} refused user {self._user} or its password: {said}"
         if isinstance(wrong, asyncpg.ReadOnlySQLTransactionError):
             return f"{at} is a read-only replica: name the primary, or a name that follows it"
         if isinstance(wrong, asyncpg.PostgresError):
-            return f"{at} says: {wrong}"
+            return f"{at} says: {said}"
         if isinstance(wrong, asyncio.IncompleteReadError | ConnectionResetError):
             return f"{at} closed the connection"
-        return f"{at} cannot be reached: {wrong or type(wrong).__name__}"
+        if why := in_words(self._tls, wrong, self._host):
+            return f"{at}: {why}"
+        if "rejected SSL upgrade" in said:
+            return f"{at} does not speak TLS; turn TLS on there, or off here"
+        return f"{at} cannot be reached: {said}"

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, TypeVar
 
 from leasekeeper.clock import Clock, Deadline, Instant
@@ -43,6 +44,11 @@ LOOKS_A_PERIOD = 4
 LOOK_LATEST = 1.25
 """Times the usual pause: by then everybody who waits has looked once. So long does whoever gave the
 lock back leave it to them, or it would take it again each time before anybody else looked."""
+
+STRAGGLER = 0.1
+"""Seconds. A statement whose connection was dropped may still be run, after what came on the next
+connection: a busy server was seen to do it. So an attempt that left nothing is given back once more
+this much later, or the row would keep everybody else out for a whole lease."""
 
 
 class SqlStore:
@@ -219,10 +225,14 @@ class SqlStore:
 
     async def _give_back(self, attempt: str) -> None:
         """Of an attempt that did not become a lease."""
-        try:
-            await self._ask(lambda: self._database.give_back(self._lock, attempt), self._period)
-        except DatabaseError:
-            return  # the next attempt may take it over; else it runs out
+        for pause in (0.0, STRAGGLER):
+            await asyncio.sleep(pause)
+            try:
+                give_back = partial(self._database.give_back, self._lock, attempt)
+                if await self._ask(give_back, self._period):
+                    return
+            except DatabaseError:
+                return  # the next attempt may take it over; else it runs out
 
     # -- waiting ---------------------------------------------------------------------------------
 

@@ -29,12 +29,13 @@ from kazoo.exceptions import (
     SessionExpiredError,
 )
 from kazoo.handlers.threading import SequentialThreadingHandler
+from kazoo.hosts import collect_hosts
 from kazoo.protocol.connection import _CONNECTION_DROP, ConnectionDropped
 from kazoo.retry import KazooRetry
 from kazoo.security import make_acl, make_digest_acl
 
 from leasekeeper.clock import Clock, Instant
-from leasekeeper.lease import LeaseError
+from leasekeeper.lease import ConfigurationError, LeaseError
 from leasekeeper.redlock.tls import Tls
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0  # between two tries to connect, as in redlock/transport.py
@@ -45,6 +46,20 @@ _SENT_AWAY = (
     " restored or made anew, and knows less than this candidate has seen: give a tokenFloor that is"
     " above all tokens before, and start the candidates again"
 )
+
+
+def parted(hosts: str) -> tuple[str, str]:
+    """The servers as kazoo takes them, and the path for all that may stand after the last: kazoo
+    would look for everything below it, and not make it.
+    """
+    try:
+        collect_hosts(hosts)
+    except ValueError as wrong:
+        raise ConfigurationError(
+            f"{hosts!r} names no servers, as zk-0:2181,zk-1:2181 does: {wrong}"
+        ) from None
+    servers, _, path = hosts.partition("/")
+    return servers, f"/{path.strip('/')}" if path.strip("/") else ""
 
 
 class Unanswered(LeaseError):
@@ -196,7 +211,21 @@ class Session:
 
     def _take_note_of_connecting(self, client: Any) -> None:
         connection = client._connection
-        connect = connection._connect
+        connect, expand = connection._connect, connection._expand_client_hosts
+
+        def expanding() -> Any:
+            """kazoo looks for hosts that have no address for ever, and says nothing; of a name that
+            none can have, its thread dies."""
+            try:
+                found = expand()
+            except ValueError:
+                found = []
+            if not found:
+                self._failed(
+                    f"no host of {self._hosts} has an address: a name is wrong, or DNS does not"
+                    " answer"
+                )
+            return found
 
         def noting(host: str, address: str, port: int) -> Any:
             began = self._clock.now()
@@ -213,7 +242,7 @@ class Session:
             self.id = client._session_id
             return timeouts
 
-        connection._connect = noting
+        connection._connect, connection._expand_client_hosts = noting, expanding
 
     def _state_changed(self, client: Any, state: str, why: str) -> None:
         """In the loop; `why` is kazoo's own state at the time of the change."""

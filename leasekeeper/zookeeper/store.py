@@ -3,8 +3,10 @@
     /leasekeeper/NAMESPACE/NAME/NONCE-ATTEMPT-0000000042      the data: the candidate's id
 
 Whoever waits watches its predecessor only, so a release wakes one. Nodes keep their order, and none
-can come before one that is there: who is first once, stays first while its node lives. The token is
-the zxid of the node's creation, which ZooKeeper never gives twice.
+can come before one that is there: who is first once, stays first while its node lives. Whoever has
+waited and wins writes to its node, which its watcher hears: that one looks while there is time, and
+knows then that it is next, so the release that it hears later needs no further question. The token
+is the zxid of the node's creation, which ZooKeeper never gives twice.
 
 A node lives as long as its session, and the session as long as its leader hears of it often enough.
 That is ZooKeeper's lease, and here is what makes ours lie inside it:
@@ -46,7 +48,7 @@ from leasekeeper.lease import (
 )
 from leasekeeper.redlock.tls import Tls
 from leasekeeper.zookeeper.line import Line, Place, in_order
-from leasekeeper.zookeeper.session import Login, Refused, Session, Unanswered
+from leasekeeper.zookeeper.session import Login, Refused, Session, Unanswered, parted
 
 T = TypeVar("T")
 
@@ -56,6 +58,11 @@ ROOT = "/leasekeeper"
 LOOKS_MISSED = 4
 """So many periods after its last look a waiter is taken for gone, and its node is removed: kazoo
 keeps the session alive, and a node with nobody behind it would become first and block everybody."""
+
+IN_A_HURRY, AT_LEISURE = 1.5, 0.5
+"""Periods. Who is woken because its predecessor has gone waits for no new write if its last is this
+young. Woken by a predecessor that has won or renewed, it has the time to write again, so that its
+proof is young when it is needed; but not at every word, or each would go down the whole line."""
 
 
 class ZooKeeperStore:
@@ -85,8 +92,9 @@ class ZooKeeperStore:
         self._timings = timings
         self._clock = clock
         self._needed = timings.ttl + timings.retry_period + tick / 2
+        servers, above = parted(hosts)
         self._session = Session(
-            hosts=hosts,
+            hosts=servers,
             timeout=self._needed,
             clock=clock,
             on_change=self._on_change,
@@ -95,7 +103,7 @@ class ZooKeeperStore:
         )
         self._line = Line(
             self._session,
-            f"{root}/{lock}",
+            f"{above}{root}/{lock}",
             candidate,
             clock,
             period=timings.retry_period,
@@ -105,6 +113,7 @@ class ZooKeeperStore:
         self._largest = 0
         self._listing: asyncio.Future[Any] | None = None
         self._freed = asyncio.Event()
+        self._hurry = False  # woken because our predecessor has gone
         self._absence: asyncio.TimerHandle | None = None
         self._errands: set[asyncio.Task[Any]] = set()
 
@@ -115,14 +124,16 @@ class ZooKeeperStore:
 
     async def acquire(self) -> Acquired:
         self._disarm()
-        woken = self._freed.is_set()
+        # Until what age our last write is proof enough, in periods.
+        suffices = 0.0 if not self._freed.is_set() else IN_A_HURRY if self._hurry else AT_LEISURE
         self._freed.clear()
+        self._hurry = False
         try:
             async with asyncio.timeout(self._timings.renew_deadline):
                 if (draining := self._last_tenure()) is not None:
                     return draining
                 await self._line.prepare()
-                return await self._stand_in_line(woken)
+                return await self._stand_in_line(suffices * self._timings.retry_period)
         except NoNodeError:
             self._line.place, self._line.prepared = None, 0
             return Unavailable({NAME: "our place in the line was deleted"}, retry_in=0.0)
@@ -151,15 +162,13 @@ class ZooKeeperStore:
         assert self._held is not None
         return Deadline(self._held.deadline.start, self._timings.ttl).left(self._clock.now())
 
-    async def _stand_in_line(self, woken: bool) -> Acquired:
+    async def _stand_in_line(self, suffices: float) -> Acquired:
         place = self._line.place
-        fresh = place is not None and self._since(place.began) < 1.5 * self._timings.retry_period
         if place is None:
             place, line = await self._line.join()
-        elif woken and fresh:
-            # What our last look wrote is proof enough: no need to wait for another write now.
+        elif self._since(place.began) < suffices:
             if place.first:
-                return self._won(place)
+                return self._won(place, waited=True)
             listing, self._listing = self._listing, None
             line = in_order(await (listing or self._line.listing()))
         else:
@@ -168,11 +177,11 @@ class ZooKeeperStore:
             self._line.place = None
             return Unavailable({NAME: "the session ended, and with it our place"}, retry_in=0.0)
         if (rank := line.index(place.node)) == 0:
-            return self._won(place)
+            return self._won(place, waited=len(line) > 1)
         place.behind = self._line.path(line[0]) if rank == 1 else ""
         return await self._wait_behind(line[rank - 1], line[0])
 
-    def _won(self, place: Place) -> Acquired:
+    def _won(self, place: Place, *, waited: bool) -> Acquired:
         if place.token <= self._largest:
             self._sweep()
             return Unavailable(
@@ -191,6 +200,10 @@ class ZooKeeperStore:
             return Unavailable({NAME: "the answers came too late"}, retry_in=0.0)
         self._held = grant
         self._largest = place.token
+        if waited:
+            # For whoever watches our node. No lease counts from it: its answer is not waited for.
+            told = self._session.send("set", self._line.path(place.node), place.id.encode())
+            told.add_done_callback(_seen)
         return grant
 
     def _too_short(self) -> str:
@@ -285,9 +298,10 @@ class ZooKeeperStore:
 
     def _on_watch(self, event: Any) -> None:
         place = self._line.place
-        if place and (event.type, event.path) == (EventType.DELETED, place.behind):
+        self._hurry = event.type == EventType.DELETED
+        if place and self._hurry and event.path == place.behind:
             place.first = True
-        elif place:
+        elif place and self._hurry:
             # Asked here already: the answer is on its way while whoever waits wakes up.
             self._listing = self._line.listing()
             self._listing.add_done_callback(_seen)

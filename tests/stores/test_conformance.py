@@ -20,6 +20,7 @@ from leasekeeper.lease import (
     LeaseStore,
     Lost,
     Released,
+    Timings,
     Unavailable,
     Unknown,
 )
@@ -283,6 +284,29 @@ async def test_a_restarted_server_makes_no_second_leader_and_no_old_token(lock: 
     taken = await won(second)
     assert grant.deadline.passed(CLOCK.now())
     assert taken.token > grant.token
+
+
+async def test_a_tenure_outlives_a_server_that_is_back_before_its_deadline(lock: Lock) -> None:
+    """A single Redis keeps nothing on the disk here, so its restart ends the tenure: Lost."""
+    store = lock.settings["store"]
+    if store == "redlock":
+        return  # four of five answer meanwhile; two at a time: tests/redis/test_agent_life.py
+    # ZooKeeper's sessions last 20 s here, at the most.
+    lease = 18.0 if store == "zookeeper" else 60.0
+    timings = Timings(lease_duration=lease, renew_deadline=lease - 1, retry_period=0.5)
+    holder = await ready(lock.candidate("a", timings=timings))
+    grant = await won(holder)
+    lock.backend.restart()
+    outcome = await holder.renew(grant)
+    while isinstance(outcome, Unknown):
+        await asyncio.sleep(0.05)
+        outcome = await holder.renew(grant)
+    if store == "redis":
+        assert isinstance(outcome, Lost)
+        assert not grant.deadline.passed(CLOCK.now())
+    else:
+        assert isinstance(outcome, Grant), outcome
+        assert outcome.token == grant.token
 
 
 async def test_a_lock_deleted_underneath_is_lost_and_its_tokens_go_on(lock: Lock) -> None:

@@ -35,6 +35,7 @@ from leasekeeper.lease import (
     Released,
     Renewed,
     Timings,
+    Unknown,
 )
 
 if TYPE_CHECKING:
@@ -93,6 +94,23 @@ async def won(store: KubernetesStore) -> Grant:
     return outcome
 
 
+async def renewed(store: KubernetesStore, grant: Grant) -> Grant:
+    """As an elector renews: on a busy machine the API server may not answer within a period, and
+    "cannot tell" ends nothing before the deadline."""
+    while isinstance(outcome := await store.renew(grant), Unknown):
+        pass
+    assert isinstance(outcome, Grant), outcome
+    return outcome
+
+
+async def given_back(store: KubernetesStore, grant: Grant) -> None:
+    """A release whose answer was lost may have worked, and can be said again."""
+    unsure = False
+    while isinstance(outcome := await store.release(grant), Unknown):
+        unsure = True
+    assert outcome == Released() or (unsure and outcome == AlreadyGone())
+
+
 async def test_kubectl_shows_the_holder_and_the_token(lock: Lock) -> None:
     store = lock.store("pod-a")
     grant = await won(store)
@@ -100,7 +118,7 @@ async def test_kubectl_shows_the_holder_and_the_token(lock: Lock) -> None:
     assert line[1] == grant.id
     assert line[1].startswith("pod-a/")
     assert lock.object()["metadata"]["annotations"]["leasekeeper.dev/token"] == str(grant.token)
-    assert await store.release(grant) == Released()
+    await given_back(store, grant)
     assert lock.object()["spec"]["holderIdentity"] == ""
     await store.close()
 
@@ -157,10 +175,9 @@ async def test_a_step_down_by_kubectl_reaches_the_holder(lock: Lock) -> None:
     store = lock.store("pod-a")
     grant = await won(store)
     lock.kubectl("annotate", "lease", lock.name, f"leasekeeper.dev/request=1 step-down {grant.id}")
-    renewed = await store.renew(grant)
-    assert isinstance(renewed, Grant)
-    assert renewed.request is not None
-    assert (renewed.request.kind, renewed.request.target) == ("step-down", grant.id)
+    asked = (await renewed(store, grant)).request
+    assert asked is not None
+    assert (asked.kind, asked.target) == ("step-down", grant.id)
     await store.close()
 
 
@@ -218,7 +235,7 @@ def test_a_sidecar_leads_by_it_with_the_rights_of_the_docs_and_no_more(
     }
     file = tmp_path / "leader" / "leader"
     with (tmp_path / "log").open("wb") as log:
-        command = [sys.executable, "-m", "leasekeeper_sidecar.main"]
+        command = [sys.executable, "-m", "leasekeeper_sidecar"]
         child = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
     try:
         end = time.monotonic() + 60
@@ -394,11 +411,9 @@ async def test_client_go_waits_for_ours_and_takes_what_is_given_back(
     heard = asyncio.create_task(other.line())
     for _ in range(8):  # longer than a lease, by renewals
         await asyncio.sleep(TIMINGS.retry_period)
-        renewed = await store.renew(grant)
-        assert isinstance(renewed, Grant)
-        grant = renewed
+        grant = await renewed(store, grant)
     assert not heard.done()
-    assert await store.release(grant) == Released()
+    await given_back(store, grant)
     assert await heard == "lead"
     assert isinstance(await store.acquire(), Held)
     await store.close()
@@ -436,9 +451,7 @@ async def test_a_frozen_client_go_does_not_get_its_lease_back(
     frozen.signal(signal.SIGCONT)
     heard = asyncio.create_task(frozen.line())
     while not heard.done():
-        renewed = await store.renew(grant)
-        assert isinstance(renewed, Grant)
-        grant = renewed
+        grant = await renewed(store, grant)
         await asyncio.sleep(TIMINGS.retry_period / 2)
     assert await heard == "end"
     await store.release(grant)

@@ -7,7 +7,6 @@ last candidate of the old one has gone and its lease has ended.
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import time
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from backends import TIMINGS, Backend
+from backends import TIMINGS, Backend, RedlockBackend, started
 from candidates import CandidateProcess, Lock
 from kazoo.client import KazooClient
 from servers import wait_until
@@ -32,7 +31,8 @@ def documented(store: str, step: str, lock: str, token: int) -> list[str]:
     text = PAGE.read_text()
     found = re.search(rf"<!-- {store} {step} -->\n```\w*\n(.*?)```", text, re.S)
     assert found, f"docs/migration.md does not say how to {step} {store}"
-    filled = found[1].replace("shop/orders", lock).replace("4711", str(token))
+    assert lock.startswith("shop/"), "as on the page"
+    filled = found[1].replace("orders", lock.removeprefix("shop/")).replace("4711", str(token))
     return [line for line in filled.splitlines() if line.strip()]
 
 
@@ -46,8 +46,19 @@ def run(backend: Any, store: str, lines: list[str]) -> None:
         with backend.server.client() as client:
             for line in lines:
                 client.execute_command(*shlex.split(line))
+    elif store == "kubernetes":
+        _kubectl(backend, lines)
     else:
         backend.sql("\n".join(lines).rstrip().rstrip(";"))
+
+
+def _kubectl(backend: Any, lines: list[str]) -> None:
+    """A manifest, or what stands after `$ kubectl`."""
+    if lines[0].startswith("$ "):
+        (line,) = lines
+        backend.kubectl(*shlex.split(line)[2:])
+        return
+    backend.kubectl("replace", "--force", "-f-", given="\n".join(lines))
 
 
 @contextmanager
@@ -68,18 +79,17 @@ def tenures(processes: list[CandidateProcess]) -> list[tuple[float, float, int]]
     return sorted(found)
 
 
-def start(backends: Callable[[str], Backend], name: str, folder: Path, store: str) -> Lock:
-    lock = Lock(backends(store), folder)
+def start(backend: Backend, name: str, folder: Path) -> Lock:
+    lock = Lock(backend, folder)
     if name:
         lock.name = name
         lock.settings = lock.backend.settings(name)
-    if store == "zookeeper":
+    if "zookeeper" in lock.settings:
         lock.settings["zookeeper"]["tokenFloor"] = 2**41  # above every token of the old store
     return lock
 
 
-ALL = ("postgresql", "mysql", "sqlite", "zookeeper", "redis")
-TARGETS = ALL if os.environ.get("LEASEKEEPER_LONG") else ALL[:1]
+ALL = ("postgresql", "mysql", "sqlite", "zookeeper", "redis", "kubernetes")
 
 
 @pytest.mark.parametrize("store", ALL)
@@ -88,24 +98,53 @@ def test_the_page_says_how_for_every_store(store: str) -> None:
         assert documented(store, step, "shop/other", 12345)
 
 
-@pytest.mark.parametrize("store", TARGETS)
+@pytest.mark.parametrize(
+    ("origin", "store"), [*((OLD, store) for store in ALL), ("redis", "kubernetes")]
+)
 def test_in_the_documented_order_there_is_one_election_at_a_time(
-    store: str, backends: Callable[[str], Backend], tmp_path: Path
+    origin: str, store: str, backends: Callable[[str], Backend], tmp_path: Path
 ) -> None:
-    old = start(backends, "", tmp_path, OLD)
-    new = start(backends, old.name, tmp_path, store)
+    old = start(backends(origin), "", tmp_path)
+    new = start(backends(store), old.name, tmp_path)
+    _move(
+        old,
+        new,
+        hold=lambda token: run(new.backend, store, documented(store, "hold", old.name, token)),
+        free=lambda token: run(new.backend, store, documented(store, "free", old.name, token)),
+    )
+
+
+def test_the_way_back_to_redlock_is_to_an_ensemble_that_is_born_for_it(
+    backends: Callable[[str], Backend], tmp_path: Path
+) -> None:
+    """Its tokens begin at its birth, above those of a store that began before it. The operator
+    passes `spec.paused` on as here (tests/operator)."""
+    old = start(backends("postgresql"), "", tmp_path)
+    first = old.process("old-first")
+    first.wait_for("leading")
+    assert first.terminate() == 0
+    with started("redlock", tmp_path) as backend:
+        assert isinstance(backend, RedlockBackend)
+        new = start(backend, old.name, tmp_path)
+        _move(
+            old,
+            new,
+            hold=lambda _: backend.ask(old.name, "1", "pause", "-", "0"),
+            free=lambda _: backend.ask(old.name, "2", "resume", "-", "0"),
+        )
+
+
+def _move(old: Lock, new: Lock, hold: Callable[[int], None], free: Callable[[int], None]) -> None:
     try:
         before = [old.process("old-a"), old.process("old-b")]
-        token = _leader(before).events("leading")[0]["token"]
-        run(new.backend, store, documented(store, "hold", old.name, token))
+        hold(_leader(before).events("leading")[0]["token"])
         after = [new.process("new-a"), new.process("new-b")]
         for process in after:
             process.wait_for("standby")  # both configurations are alive
         for process in before:
             assert process.terminate() == 0
         time.sleep(TIMINGS.lease_duration)
-        last = max(found for _, _, found in tenures(before))
-        run(new.backend, store, documented(store, "free", old.name, last))
+        free(max(found for _, _, found in tenures(before)))
         _leader(after)
         history = tenures(before + after)
         for (_, until, earlier), (began, _, later) in pairwise(history):
@@ -120,8 +159,8 @@ def test_in_the_documented_order_there_is_one_election_at_a_time(
 def test_control_without_the_order_two_elections_run_side_by_side(
     backends: Callable[[str], Backend], tmp_path: Path
 ) -> None:
-    old = start(backends, "", tmp_path, OLD)
-    new = start(backends, old.name, tmp_path, "postgresql")
+    old = start(backends(OLD), "", tmp_path)
+    new = start(backends("postgresql"), old.name, tmp_path)
     try:
         first = old.process("old")
         first.wait_for("leading")

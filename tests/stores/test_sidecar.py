@@ -42,7 +42,7 @@ class Sidecar(Process):
         }
 
     def start(self) -> None:
-        self.spawn([sys.executable, "-m", "leasekeeper_sidecar.main"], **self._environment)
+        self.spawn([sys.executable, "-m", "leasekeeper_sidecar"], **self._environment)
 
     def token(self) -> int:
         """Once it leads."""

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from backends import Backend
+from backends import PATIENT, Backend
 from candidates import Lock
 
 from leasekeeper.clock import SystemClock
-from leasekeeper.lease import Grant, Held, LeaseStore, Unavailable
+from leasekeeper.lease import Grant, Held, LeaseStore, Released, Unavailable
 
 CLOCK = SystemClock()
 
@@ -68,6 +68,45 @@ async def test_a_key_that_is_evicted_frees_nothing_before_its_end(lock: Lock, ba
     assert taken.token > grant.token
 
 
+async def test_an_older_record_is_waited_for_by_who_remembers(lock: Lock, backend: Any) -> None:
+    """A replica that lacks the last renewals: its key and its record have ended. The control is
+    who has just come: they have nothing to compare with, and take it."""
+    grant = await won(lock.candidate("a", timings=PATIENT))
+    second = lock.candidate("b", timings=PATIENT)
+    await second.ready()
+    while not isinstance(outcome := await second.acquire(), Held):
+        assert isinstance(outcome, Unavailable), outcome
+    key = f"leasekeeper:{lock.name}"
+    with backend.server.client() as theirs:
+        theirs.delete(key)
+        theirs.hset(f"{key}:token", "until", 1)
+    outcome = await second.acquire()
+    assert isinstance(outcome, Unavailable), outcome
+    assert "the end of the lease" in outcome.causes["redis"]
+    taken = await won(lock.candidate("new"))
+    assert not grant.deadline.passed(CLOCK.now())
+    assert taken.token > grant.token
+
+
+async def test_a_release_without_a_record_frees_the_lock_and_is_heard(
+    lock: Lock, backend: Any
+) -> None:
+    """`allkeys-*` may evict the record alone."""
+    first, second = lock.candidate("a"), lock.candidate("b")
+    grant = await won(first)
+    await second.ready()
+    while not isinstance(outcome := await second.acquire(), Held):
+        assert isinstance(outcome, Unavailable), outcome
+    with backend.server.client() as theirs:
+        theirs.delete(f"leasekeeper:{lock.name}:token")
+    woken = asyncio.create_task(second.freed())
+    await asyncio.sleep(0.05)
+    assert await first.release(grant) == Released()
+    async with asyncio.timeout(5):
+        await woken
+    assert (await won(second)).token > grant.token
+
+
 async def test_a_program_that_sets_the_same_key_and_we_exclude_each_other(
     lock: Lock, backend: Any
 ) -> None:
@@ -93,3 +132,12 @@ async def test_every_refusal_is_one_sentence(lock: Lock, backend: Any) -> None:
     said = await why(lock, username="stranger", password="secret")
     assert "user stranger of Redis at" in said
     assert "the keys ~leasekeeper:*" in said
+
+
+async def test_a_replica_is_said(lock: Lock, backend: Any) -> None:
+    with backend.server.client() as admin:
+        admin.replicaof("127.0.0.1", 1)
+        try:
+            assert "is a read-only replica: name the primary" in await why(lock)
+        finally:
+            admin.replicaof("NO", "ONE")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from backends import TIMINGS, Backend
+from backends import PATIENT, TIMINGS, Backend
 from candidates import Lock
 
 from leasekeeper.clock import SystemClock
@@ -104,6 +104,35 @@ async def test_a_lease_whose_row_is_deleted_is_waited_for(lock: Lock, backend: A
     assert grant.deadline.passed(CLOCK.now())
 
 
+def patient(lock: Lock, name: str) -> LeaseStore:
+    return lock.candidate(name, timings=PATIENT)
+
+
+async def test_a_row_with_the_same_token_that_went_back_is_waited_for(
+    lock: Lock, backend: Any
+) -> None:
+    """A replica that lacks the last renewals has the same holder and token, with an older end. The
+    holder leads on, by a renewal that another server answered; its successor has seen that."""
+    first, second = patient(lock, "a"), patient(lock, "b")
+    grant = await won(first)
+    assert isinstance(await second.acquire(), Held)
+    backend.sql(f"UPDATE {TABLE} SET {backend.ended} WHERE resource = '{lock.name}'")
+    assert "the end of the lease" in await why(second)
+    taken = await won(second)
+    assert grant.deadline.passed(CLOCK.now())
+    assert taken.token > grant.token
+
+
+async def test_control_who_has_just_come_takes_a_row_that_went_back(
+    lock: Lock, backend: Any
+) -> None:
+    grant = await won(patient(lock, "a"))
+    backend.sql(f"UPDATE {TABLE} SET {backend.ended} WHERE resource = '{lock.name}'")
+    taken = await won(lock.candidate("new"))
+    assert not grant.deadline.passed(CLOCK.now())
+    assert taken.token > grant.token
+
+
 # -- what a database refuses, in one sentence ----------------------------------------------------
 
 
@@ -164,6 +193,26 @@ async def test_a_wrong_password_and_an_unreachable_server_are_told_apart(
         assert "refused user app or its password" in await why(store)
     with but(lock, port=1) as store:
         assert "cannot be reached" in await why(store)
+
+
+READ_ONLY = {
+    "postgresql": ("ALTER ROLE app SET default_transaction_read_only = {}", "on", "off"),
+    "mysql": ("SET GLOBAL read_only = {}", "1", "0"),
+}
+
+
+async def test_a_server_that_may_only_be_read_is_said(lock: Lock, backend: Any) -> None:
+    """As a replica: its server answers with the same error."""
+    store = lock.settings["store"]
+    if store == "sqlite":
+        return  # root, whom the tests may be, writes every file
+    text, on, off = READ_ONLY[store]
+    backend.sql(text.format(on))
+    try:
+        said = await why(lock.candidate("a"))
+    finally:
+        backend.sql(text.format(off))
+    assert "name the primary, or a name that follows it" in said
 
 
 def test_sqlite_files_are_not_made_by_looking_for_them(tmp_path: Path) -> None:

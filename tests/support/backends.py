@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import sqlite3
 import subprocess
@@ -12,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from databases import MariaDb, PostgreSql, Redis, ZooKeeper
+from databases import MariaDb, MySql, PostgreSql, Redis, ZooKeeper
 from ensemble import Ensemble
 from kazoo.client import KazooClient
 from kube_lease import control_plane, fresh_lease
@@ -22,6 +23,8 @@ from leasekeeper.lease import Timings
 from leasekeeper.sql.schema import TABLE, schema
 
 TIMINGS = Timings(lease_duration=2.0, renew_deadline=1.5, retry_period=0.4)
+PATIENT = Timings(lease_duration=8.0, renew_deadline=6.0, retry_period=0.5)
+"""Where something is done to a server in the middle of a lease."""
 
 Json = dict[str, Any]
 
@@ -106,6 +109,11 @@ class RedlockBackend(Proxied):
         self._ensemble.wait_open()
         self._ensemble.nodes[0].server.restart()
 
+    def ask(self, lock: str, *wish: str) -> None:
+        """What people ask of a lock, as the operator passes it on: number, what, whom, how long."""
+        for node in self._ensemble.nodes:
+            node.server.fcall("lk1_request", lock, *wish)
+
     def delete(self, lock: str) -> None:
         """As the operator does it, which nodes refuse while it is held. (By force it would be a
         memory that was rolled back, against which nothing is promised.)
@@ -115,6 +123,9 @@ class RedlockBackend(Proxied):
 
 
 class PostgreSqlBackend(Proxied):
+    ended = "expires = now() - interval '1 second'"
+    """What makes a row one whose lease is over."""
+
     def __init__(self, stack: ExitStack) -> None:
         self.server = stack.enter_context(PostgreSql())
         self.password = secrets.token_hex(8)
@@ -139,8 +150,11 @@ class PostgreSqlBackend(Proxied):
 
 
 class MySqlBackend(Proxied):
+    ended = "expires = UTC_TIMESTAMP(6) - INTERVAL 1 SECOND"
+
     def __init__(self, stack: ExitStack) -> None:
-        self.server = stack.enter_context(MariaDb())
+        kind = MySql if os.environ.get(MySql.PROGRAM) else MariaDb
+        self.server = stack.enter_context(kind())
         self.password = secrets.token_hex(8)
         self.server.sql("CREATE DATABASE app")
         self.sql(f"CREATE USER app IDENTIFIED BY '{self.password}'")
@@ -166,6 +180,8 @@ class SqliteBackend:
     """A file. Its network is the right to open it, its server is nobody: so a transaction that
     locks the file stands for both.
     """
+
+    ended = "expires = expires - 60000"
 
     def __init__(self, stack: ExitStack, folder: Path) -> None:
         self.file = folder / "locks.db"
@@ -263,10 +279,10 @@ class KubernetesBackend(Proxied):
 
     def __init__(self, stack: ExitStack) -> None:
         self._plane = stack.enter_context(control_plane())
-        self._kubectl("create", "namespace", "shop")
+        self.kubectl("create", "namespace", "shop")
         super().__init__(stack, int(self._plane.server.rpartition(":")[2]))
 
-    def _kubectl(self, *words: str, given: str | None = None) -> None:
+    def kubectl(self, *words: str, given: str | None = None) -> None:
         command = (str(self._plane.kubectl), "--kubeconfig", str(self._plane.kubeconfig))
         done = subprocess.run(
             [*command, *words], input=given, capture_output=True, text=True, timeout=60
@@ -274,7 +290,7 @@ class KubernetesBackend(Proxied):
         assert done.returncode == 0, done.stderr
 
     def settings(self, lock: str) -> Json:
-        self._kubectl("create", "-f-", given=json.dumps(fresh_lease(*lock.split("/"))))
+        self.kubectl("create", "-f-", given=json.dumps(fresh_lease(*lock.split("/"))))
         keys = str(self._plane.directory / "pki")
         return {"store": "kubernetes", "kubernetes": {"keys": keys, "port": self.port}}
 
@@ -283,7 +299,7 @@ class KubernetesBackend(Proxied):
 
     def delete(self, lock: str) -> None:
         namespace, _, name = lock.partition("/")
-        self._kubectl("delete", "lease", "--namespace", namespace, name)
+        self.kubectl("delete", "lease", "--namespace", namespace, name)
 
 
 STORES = ("redlock", "kubernetes", "postgresql", "mysql", "sqlite", "zookeeper", "redis")

@@ -221,6 +221,34 @@ class MariaDb(Daemon):
             return rows
 
 
+class MySql(MariaDb):
+    """Oracle's, in the place of MariaDB if the environment names its program: of Debian, only
+    `unstable` has it. Its users log in as they do by default (caching_sha2_password).
+    """
+
+    PROGRAM = "LEASEKEEPER_MYSQLD"
+
+    def command(self) -> list[str]:
+        return [
+            os.environ[self.PROGRAM],
+            "--no-defaults",
+            f"--datadir={self.data}",
+            f"--socket={self.socket}",
+            f"--port={self.port}",
+            "--bind-address=127.0.0.1",
+            "--mysqlx=OFF",
+            "--secure-file-priv=NULL",
+            "--innodb-buffer-pool-size=16M",
+            "--innodb-flush-log-at-trx-commit=2",
+            "--skip-name-resolve",
+            "--skip-log-bin",
+        ]
+
+    def prepare(self) -> None:
+        empty = ["--no-defaults", "--initialize-insecure", f"--datadir={self.data}"]
+        self.run([os.environ[self.PROGRAM], *empty])
+
+
 class Redis(Daemon):
     """One server that keeps nothing on the disk: a restart loses everything."""
 

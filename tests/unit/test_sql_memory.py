@@ -112,6 +112,20 @@ def test_a_row_that_is_gone_under_a_lease_is_waited_for() -> None:
     assert not seen.saw(Look(DAY + 5.2), at(5.2), at(5.3))
 
 
+def test_a_row_in_which_a_lease_that_runs_has_ended_is_an_older_one() -> None:
+    """A replica without the last renewals: the same holder and token, with an earlier end."""
+    seen = memory()
+    seen.saw(row(0, left=5.0), at(0), at(0))
+    assert not seen.saw(row(2, left=1.0), at(2), at(2))  # earlier, and still held
+    assert "the end of the lease of a/1 went back" in seen.saw(row(3, left=-0.1), at(3), at(3))
+    assert seen.lease_left(at(3)) == 2.0
+    assert not seen.saw(row(4.1, left=-1.2), at(4.1), at(4.1))  # within the tolerance of 1 s
+    other = memory()
+    other.saw(row(0, left=5.0), at(0), at(0))
+    assert not other.saw(row(3, token=8, left=-0.1), at(3), at(3))  # another tenure, and its end
+    assert other.lease_left(at(3)) == 0
+
+
 def test_a_release_that_was_heard_ends_the_wait_and_an_old_one_does_not() -> None:
     seen = memory()
     seen.saw(row(0, token=7), at(0), at(0.1))
