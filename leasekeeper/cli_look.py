@@ -24,7 +24,7 @@ from leasekeeper.cli_target import (
 )
 from leasekeeper.redlock import users
 from leasekeeper.redlock.blocking import BadCredentials, Broken, Connection, Refusal
-from leasekeeper.redlock.membership import Membership
+from leasekeeper.redlock.membership import Membership, handed_over
 from leasekeeper.redlock.registry import NodeView
 
 T = TypeVar("T")
@@ -52,7 +52,7 @@ Shows the nodes of an ensemble: which ones vote, and what the others wait for.
 
 exit codes:
   0  a majority of the nodes votes
-  1  no majority votes
+  1  fewer than a majority of the members were seen to vote
   2  an option or a file cannot be used
   3  every node that answered refused the user or its password
 
@@ -211,6 +211,7 @@ def _state(target: Target, address: Address) -> dict[str, object]:
     except Broken as wrong:
         return {"node": name, "state": "unreachable", "why": str(wrong)}
     state = "open" if view.open else "recovering" if view.rested else "quarantine"
+    members = handed_over(view.epoch, view.members)
     return {
         "node": name,
         "id": view.id,
@@ -219,6 +220,7 @@ def _state(target: Target, address: Address) -> dict[str, object]:
         "epoch": view.epoch,
         "locks": view.locks,
         "floor": view.floor,
+        "members": len(members.nodes) if members else 0,
     }
 
 
@@ -229,18 +231,27 @@ def status(options: argparse.Namespace) -> int:
         target = replace(target, username=user, password=password_of(options))
     states = _of_all(target, _state)
     voting = sum(state["state"] == "open" for state in states)
-    quorum = len(states) // 2 + 1
+    # Of the members, also if only some of them were asked.
+    members = max(len(states), *(int(str(state.get("members", 0))) for state in states))
+    quorum = members // 2 + 1
     if options.json:
-        print(json.dumps({"voting": voting, "quorum": quorum, "nodes": states}))
+        counts = {"voting": voting, "quorum": quorum, "members": members}
+        print(json.dumps({**counts, "nodes": states}))
     else:
-        print(f"{voting} of {len(states)} nodes vote; {quorum} are a majority")
-        for state in states:
-            number = f"node {state['id']}" if state.get("id") else ""
-            more = state.get("why") or f"{state.get('locks')} locks, epoch {state.get('epoch')}"
-            print(f"  {state['node']!s:<24} {number:<8} {state['state']!s:<12} {more}")
+        print(f"{voting} of {members} nodes vote; {quorum} are a majority")
+        _print_states(states, unasked=members - len(states))
     if all(state["state"] == "refused" for state in states):
         return EXIT_CREDENTIALS
     return EXIT_YES if voting >= quorum else EXIT_NO
+
+
+def _print_states(states: list[dict[str, object]], *, unasked: int) -> None:
+    for state in states:
+        number = f"node {state['id']}" if state.get("id") else ""
+        more = state.get("why") or f"{state.get('locks')} locks, epoch {state.get('epoch')}"
+        print(f"  {state['node']!s:<24} {number:<8} {state['state']!s:<12} {more}")
+    if unasked:
+        print(f"  {unasked} more not asked: name them with --nodes")
 
 
 def _of_all(target: Target, look: Callable[[Target, Address], T]) -> list[T]:

@@ -131,10 +131,14 @@ class Demo:
                 self._leads(reading, gap)
             self._led_until = max(self._led_until, reading.ended)
             self._leader, self._nobody_said = reading.holder, False
+        # Not at once: in a hand-over nobody leads for a moment, and that is told with the next one.
         if not self._nobody_said and now() - self._led_until > self.world.lease / 3:
             self._nobody_said = True
             before, self._leader = self._leader, ""
-            self.say("nobody", f"nobody leads: {before} is past its deadline", before=before)
+            since = round(self._led_until - self.began, 3)
+            why = f"that is when the file of {before} ceased to say yes"
+            sentence = f"nobody has led since {since:.1f} s: {why}"
+            self.say("nobody", sentence, before=before, since=since)
 
     def _leads(self, reading: Reading, gap: float) -> None:
         after = f", after {gap:.2f} s without a leader" if gap > 0 else ""

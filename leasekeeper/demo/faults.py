@@ -68,7 +68,7 @@ class Stage(Protocol):
 class Faults:
     def __init__(self, world: World, looks: Looks, stage: Stage) -> None:
         self._world = world
-        self._looks = looks
+        self.looks = looks
         self._stage = stage
         self._next_node = 0
         self.count = 0
@@ -167,7 +167,7 @@ class Faults:
         self._fault("cut", name, f"{name} is cut off from all nodes: {why}")
 
     async def _step_down(self, name: str) -> str:
-        told = await asyncio.to_thread(self._looks.ask_to_step_down, name)
+        told = await asyncio.to_thread(self.looks.ask_to_step_down, name)
         if not told:
             return f"{name} does not lead: there is nothing to step down from"
         sentence = (
@@ -179,12 +179,24 @@ class Faults:
 
     async def _undo(self, name: str, target: str) -> None:
         candidate = next(c for c in self._world.candidates if c.name == target)
+        # By its file, and before it can write another one.
+        leads = any(reading.pod == target for reading in self._world.readings())
         if name == "thaw" and candidate.frozen:
             candidate.thaw()
-            sentence = f"{target} goes on where it was frozen: its time is up, and it stands by"
+            then = (
+                "its deadline is still ahead, and it leads on"
+                if leads
+                else "its file says no by now, and it stands by"
+            )
+            sentence = f"{target} goes on where it was frozen: {then}"
         elif name == "heal" and target in self._world.cuts:
             self._world.cuts.heal(target)
-            sentence = f"{target} is connected again: what it sent meanwhile arrives now, too late"
+            then = (
+                "its deadline is still ahead, and it leads on"
+                if leads
+                else "what it sent meanwhile arrives now, too late, and it stands by"
+            )
+            sentence = f"{target} is connected again: {then}"
         else:
             return
         self._stage.say("repair", sentence, repair=name, target=target)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 
 from leasekeeper.demo.world import LOCK, LocalNode, World
@@ -31,24 +32,32 @@ class Look:
 
 
 class Looks:
-    """Asks all nodes in turn, as the operator's user; for one thread at a time."""
+    """Asks all nodes in turn, as the operator's user. One thread at a time: the answers on a
+    connection come in the order of the questions, and a key is pressed while the nodes are asked.
+    """
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._password = world.passwords[users.OPERATOR]
         self._connections: dict[str, Connection] = {}
+        self._turn = threading.Lock()
 
     def all(self) -> list[Look]:
+        with self._turn:
+            return self._all()
+
+    def _all(self) -> list[Look]:
         return [self._one(node) for node in self._world.nodes]
 
     def ask_to_step_down(self, holder: str) -> int:
         """Written to the nodes, as the operator does; the holder hears of it at its next renewal.
         How many nodes took it.
         """
-        votes = [look for look in self.all() if look.holder == holder]
-        # The token as the number of the wish: it only grows.
-        number = max((look.fence for look in votes), default=0)
-        return sum(self._tell(look, number) for look in votes)
+        with self._turn:
+            votes = [look for look in self._all() if look.holder == holder]
+            # The token as the number of the wish: it only grows.
+            number = max((look.fence for look in votes), default=0)
+            return sum(self._tell(look, number) for look in votes)
 
     def _tell(self, look: Look, number: int) -> bool:
         wish = Request(number, requests.STEP_DOWN, look.owner, self._world.lease)
@@ -59,9 +68,10 @@ class Looks:
         return reply[0] == "OK"
 
     def close(self) -> None:
-        for connection in self._connections.values():
-            connection.close()
-        self._connections.clear()
+        with self._turn:
+            for connection in self._connections.values():
+                connection.close()
+            self._connections.clear()
 
     def _one(self, node: LocalNode) -> Look:
         if not node.server.running:

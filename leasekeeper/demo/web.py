@@ -92,15 +92,16 @@ class Web:
         try:
             self._socket = socket.create_server(("127.0.0.1", port))
         except (OSError, OverflowError) as wrong:
+            why = str(wrong).rstrip(".")
             raise ConfigurationError(
-                f"--port {port}: {wrong}; choose another, or leave it out for a free one"
+                f"--port {port}: {why}; choose another, or leave it out for a free one"
             ) from None
         self.port: int = self._socket.getsockname()[1]
         self.token = secrets.token_urlsafe(24)
         self._also_tell = also_tell
         self._events: deque[tuple[int, Event]] = deque(maxlen=100)
         self._told = 0
-        self._visitors = 0
+        self._visits: set[asyncio.Task[None]] = set()
 
     @property
     def address(self) -> str:
@@ -112,16 +113,13 @@ class Web:
         self._also_tell(event)
 
     async def run(self, demo: Demo) -> None:
-        async def visit(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            self._visitors += 1
-            try:
-                if self._visitors <= VISITORS:
-                    await self._visit(demo, reader, writer)
-            except (OSError, ValueError, TimeoutError, asyncio.IncompleteReadError):
-                pass  # a visitor that left, dawdled or talked nonsense: its own affair
-            finally:
-                self._visitors -= 1
+        def visit(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            if len(self._visits) >= VISITORS:
                 writer.close()
+                return
+            task = asyncio.ensure_future(self._receive(demo, reader, writer))
+            self._visits.add(task)
+            task.add_done_callback(self._visits.discard)
 
         self._also_tell(
             {
@@ -132,8 +130,26 @@ class Web:
             }
         )
         server = await asyncio.start_server(visit, sock=self._socket, limit=16 * 1024)
-        async with server:
-            await server.serve_forever()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            # Before the world ends: a page shows what was, and not how it was taken down. Not by
+            # `serve_forever`, which from Python 3.12 on waits for the visitors to leave.
+            server.close()
+            visits = list(self._visits)
+            for task in visits:
+                task.cancel()
+            await asyncio.gather(*visits, return_exceptions=True)
+
+    async def _receive(
+        self, demo: Demo, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        try:
+            await self._visit(demo, reader, writer)
+        except (OSError, ValueError, TimeoutError, asyncio.IncompleteReadError):
+            pass  # a visitor that left, dawdled or talked nonsense: its own affair
+        finally:
+            writer.close()
 
     async def _visit(
         self, demo: Demo, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -177,7 +193,7 @@ async def _do(demo: Demo, body: bytes) -> tuple[int, dict[str, str]]:
     try:
         wish = json.loads(body)
         what, target = str(wish["what"]), str(wish.get("target", ""))
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return 400, {"complaint": 'send {"what": …, "target": …}'}
     if what == "chaos":
         demo.switch_chaos()

@@ -231,7 +231,7 @@ class World:
             "LEASEKEEPER_MIRROR": "none",
         }
         # As a process, not as an import: the library knows nothing of the sidecar.
-        sidecar = [sys.executable, "-m", "leasekeeper_sidecar.main"]
+        sidecar = [sys.executable, "-m", "leasekeeper_sidecar"]
         app = [sys.executable, "-I", "-S", str(APP), name, str(home / "lock"), str(self.journal)]
         return LocalCandidate(
             name,

@@ -9,7 +9,12 @@ import json
 import os
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,14 +23,13 @@ from leasekeeper.demo.journal import Journal
 
 LONG = bool(os.environ.get("LEASEKEEPER_LONG"))
 SECONDS = 120 if LONG else 30
+COMMAND = [sys.executable, "-m", "leasekeeper.cli", "demo", "--json", "--lease", "2"]
 
 
 @pytest.mark.parametrize("seed", [8, 9] if LONG else [8])
 def test_nobody_overlaps_and_no_token_goes_down(seed: int, folder: Path) -> None:
-    command = [sys.executable, "-m", "leasekeeper.cli", "demo", "--json"]
-    options = ["--seconds", str(SECONDS), "--lease", "2", "--seed", str(seed)]
     run = subprocess.run(
-        [*command, *options],
+        [*COMMAND, "--seconds", str(SECONDS), "--seed", str(seed)],
         capture_output=True,
         text=True,
         timeout=SECONDS + 180,
@@ -40,6 +44,42 @@ def test_nobody_overlaps_and_no_token_goes_down(seed: int, folder: Path) -> None
     assert summary["tenures"] >= 2
     assert summary["journal"] > 0, "the apps worked"
     assert list(folder.iterdir()) == [], "it leaves no file behind"
+
+
+def test_a_forged_leader_file_is_counted_and_the_exit_code_says_so(folder: Path) -> None:
+    """The control of the whole run: a second leader, with an older token, is not overlooked."""
+    with subprocess.Popen(
+        [*COMMAND, "--no-chaos", "--seconds", "8"],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(folder)},
+    ) as run:
+        assert run.stdout is not None
+        events: list[dict[str, Any]] = [json.loads(run.stdout.readline())]
+        while events[-1].get("event") != "leads":
+            events.append(json.loads(run.stdout.readline()))
+        holders = {f"candidate-{i}" for i in (1, 2)} - {events[-1]["holder"]}
+        forge = threading.Thread(
+            target=_forge,
+            args=(Path(events[0]["home"]), events[-1]["holder"], min(holders), run.poll),
+        )
+        forge.start()
+        *told, summary = [json.loads(line) for line in run.stdout]
+        forge.join()
+    assert run.returncode == 1
+    assert (summary["overlaps"] >= 1, summary["regressions"] >= 1) == (True, True)
+    assert "wrong" in {event["event"] for event in told}
+
+
+def _forge(home: Path, leader: str, other: str, ended: Callable[[], object]) -> None:
+    """What the leader's file says, in the other's, with a smaller token."""
+    with suppress(FileNotFoundError):  # the demo has ended and cleaned up
+        while ended() is None:
+            said = json.loads((home / leader / "lock" / "leader").read_text())
+            aside = home / other / "lock" / "forged"
+            aside.write_text(json.dumps({**said, "holder": other, "token": said["token"] - 1}))
+            aside.replace(home / other / "lock" / "leader")
+            time.sleep(0.02)
 
 
 def reading(pod: str, token: int, at: float) -> Reading:

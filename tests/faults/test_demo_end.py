@@ -7,11 +7,14 @@ import os
 import signal
 import subprocess
 import sys
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import IO, Any
 
 import pytest
 from servers import wait_until
+
+from leasekeeper.demo.web import TOKEN_HEADER
 
 COMMAND = [sys.executable, "-m", "leasekeeper.cli", "demo", "--json", "--lease", "2"]
 PATIENCE = 60.0
@@ -20,10 +23,11 @@ PATIENCE = 60.0
 class Run:
     """A demo as a process of its own, watched by its events."""
 
-    def __init__(self, folder: Path, *options: str) -> None:
+    def __init__(self, folder: Path, *options: str, stderr: int | None = None) -> None:
         self.process = subprocess.Popen(
             [*COMMAND, *options],
             stdout=subprocess.PIPE,
+            stderr=stderr,
             text=True,
             env={**os.environ, "TMPDIR": str(folder)},
             start_new_session=True,
@@ -112,6 +116,23 @@ def test_a_reader_that_goes_away_ends_it(folder: Path) -> None:
     run = Run(folder, "--seconds", "60")
     run.out.close()
     run.process.wait(PATIENCE)
+    gone(run, folder)
+
+
+def test_an_open_page_sees_the_last_moment_and_not_how_all_is_taken_down(folder: Path) -> None:
+    """Nor does the demo wait for it to be closed, or complain about it."""
+    run = Run(folder, "--web", stderr=subprocess.PIPE)
+    host, _, token = run.until("page")["address"].removeprefix("http://").partition("/#")
+    page = HTTPConnection(host, timeout=PATIENCE)
+    page.request("GET", "/api/stream", headers={TOKEN_HEADER: token})
+    stream = page.getresponse()
+    assert "kinds" in json.loads(stream.readline())
+    run.until("leads")
+    run.process.send_signal(signal.SIGINT)
+    states = [json.loads(piece)["state"] for piece in stream]
+    assert all(candidate["running"] for candidate in states[-1]["candidates"])
+    assert run.process.communicate(timeout=PATIENCE)[1] == ""
+    assert run.process.returncode == 0
     gone(run, folder)
 
 

@@ -84,6 +84,11 @@ async def test_faults_of_candidates(watched: Watched) -> None:
     await watched.cause("heal", second)
 
     await watched.cause("freeze", third)
+    nobody = await watched.until(lambda: told(watched.events, "nobody", third), "nobody leads")
+    last = max(t.last_ended for t in demo.files.tenures if t.holder == third)
+    assert nobody["since"] == pytest.approx(last - demo.began, abs=0.001), "from the last yes on"
+    assert f"nobody has led since {nobody['since']:.1f} s" in nobody["sentence"]
+    assert nobody["since"] < nobody["at"]
     fourth = await watched.leader_other_than(third)
     await watched.cause("thaw")  # everybody, if nobody is named
     assert not any(candidate.frozen for candidate in demo.world.candidates)
@@ -99,6 +104,23 @@ async def test_faults_of_candidates(watched: Watched) -> None:
     assert tokens == sorted(set(tokens))
     assert len(tokens) >= 5
     assert {vote.asked for _, vote in demo.feed.votes} >= {"grant", "renew"}
+
+
+def told(events: list[Event], event: str, before: str) -> Event | None:
+    found = [e for e in events if e["event"] == event and e["before"] == before]
+    return found[-1] if found else None
+
+
+async def test_nodes_are_asked_by_a_key_and_by_the_view_at_the_same_time(watched: Watched) -> None:
+    """Two threads on one connection would read each other's answers."""
+    await watched.leader_other_than()
+    looks = watched.demo.faults.looks
+
+    def ask() -> None:
+        for _ in range(100):
+            assert [look.node for look in looks.all()] == ["1", "2", "3", "4", "5"]
+
+    await asyncio.gather(*(asyncio.to_thread(ask) for _ in range(4)))
 
 
 async def test_faults_of_nodes(watched: Watched) -> None:

@@ -102,6 +102,17 @@ def test_every_fault_has_a_button_and_a_key(page: Page) -> None:
     page.get_by_role("button", name="Chaos: break things").wait_for()
 
 
+def test_a_key_that_is_held_down_is_one_wish(page: Page) -> None:
+    leader(page)
+    wishes: list[str] = []
+    page.on("request", lambda request: wishes.append(request.url))
+    with page.expect_response("**/api/do"):
+        for _ in range(3):
+            page.keyboard.down("h")  # nobody is cut off: it changes nothing
+    page.keyboard.up("h")
+    assert len(wishes) == 1
+
+
 def test_what_cannot_be_done_is_said(page: Page) -> None:
     leader(page)
     standby = page.locator("#candidates li", has_text="stands by").first
@@ -122,10 +133,15 @@ def test_without_the_token_the_page_says_what_to_do(browser: Any, address: str) 
     window.close()
 
 
-def ask(address: str, method: str, path: str, **headers: str) -> tuple[int, str]:
+KILL = '{"what": "kill-all-nodes"}'
+
+
+def ask(address: str, method: str, path: str, body: str = KILL, **headers: str) -> tuple[int, str]:
     connection = http.client.HTTPConnection("127.0.0.1", port_of(address), timeout=PATIENCE)
-    body = '{"what": "kill-all-nodes"}' if method == "POST" else None
-    connection.request(method, path, body, {k.replace("_", "-"): v for k, v in headers.items()})
+    body_or_none = body if method == "POST" else None
+    connection.request(
+        method, path, body_or_none, {k.replace("_", "-"): v for k, v in headers.items()}
+    )
     answer = connection.getresponse()
     return answer.status, "" if answer.status == 200 else answer.read().decode()
 
@@ -147,6 +163,19 @@ def test_only_the_page_itself_may_press_buttons(address: str) -> None:
     assert ask(address, "GET", "/../web.py")[0] == 401
     assert ask(address, "GET", "/../web.py", **ours)[0] == 404
     assert ask(address, "GET", "/")[0] == 200
+
+
+@pytest.mark.parametrize("body", ["", "[]", "7", '"x"', "{}", "[" * 1024, "\xff"])
+def test_a_wish_that_is_none_is_answered(address: str, body: str) -> None:
+    headers = {"X_Leasekeeper_Token": address.partition("#")[2]}
+    code, said = ask(address, "POST", "/api/do", body, **headers)
+    assert (code, "send {" in said) == (400, True)
+
+
+def test_a_body_that_is_too_long_is_not_waited_for(address: str) -> None:
+    headers = {"X_Leasekeeper_Token": address.partition("#")[2], "Content_Length": "1000000"}
+    with pytest.raises((http.client.HTTPException, OSError)):
+        ask(address, "POST", "/api/do", **headers)
 
 
 OURS = {"host": "127.0.0.1:80", TOKEN_HEADER: "secret"}

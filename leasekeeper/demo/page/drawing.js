@@ -113,7 +113,6 @@ export class Timeline {
     this.frame = frame;
     this.svg = frame.querySelector("svg");
     this.tenures = new Map();
-    this.faults = [];
     this.follow = true;
     frame.addEventListener("scroll", () => {
       this.follow = frame.scrollLeft + frame.clientWidth >= frame.scrollWidth - 24;
@@ -144,13 +143,14 @@ export class Timeline {
 
   show(state) {
     for (const tenure of state.tenures) {
-      let bar = this.tenures.get(tenure.token);
+      const key = `${tenure.holder} ${tenure.token}`;
+      let bar = this.tenures.get(key);
       if (!bar) {
         const y = this.rows.get(tenure.holder);
         bar = make("rect", this.bars, { x: LEFT + tenure.from * SECOND, y, height: ROW - 5, rx: 3 });
         bar.style.fill = colour(tenure.holder);
         make("title", bar, {}, `${tenure.holder}, token ${tenure.token}`);
-        this.tenures.set(tenure.token, bar);
+        this.tenures.set(key, bar);
       }
       bar.setAttribute("width", Math.max(2, (tenure.to - tenure.from) * SECOND));
     }

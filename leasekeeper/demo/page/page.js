@@ -59,7 +59,8 @@ document.addEventListener("click", (event) => {
 });
 
 document.addEventListener("keydown", (event) => {
-  if (event.ctrlKey || event.metaKey || event.altKey || !state || !find("keys-on").checked) return;
+  // A key that is held down is one wish, and not thirty a second.
+  if (event.repeat || event.ctrlKey || event.metaKey || event.altKey || !state || !find("keys-on").checked) return;
   const kind = kinds.find((kind) => kind.key === event.key);
   if (event.key === "x") act("chaos");
   else if (/^[0-9]$/.test(event.key)) choose(Number(event.key));
