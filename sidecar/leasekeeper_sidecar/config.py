@@ -24,6 +24,10 @@ _LABEL = r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?"
 _LOCK = re.compile(f"{_LABEL}/{_LABEL}")
 _POD = re.compile(_LABEL)
 
+SHORTEST_PERIOD = 0.1
+"""Seconds between two looks at the app's health. Each costs a connection or a thread: ten a second
+are as many as the election's own loop can have beside it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Setting:
@@ -87,7 +91,7 @@ SETTINGS = (
         "",
         "the app's health: http://127.0.0.1:PORT/PATH, or /PATH of a file that is there while well",
     ),
-    Setting("health-period", "5", "seconds between two looks at it"),
+    Setting("health-period", "5", "seconds between two looks at it, at least 0.1"),
     Setting("health-failures", "3", "so many in a row, and the pod gives up leadership"),
     Setting(
         "health-escape", "300", "seconds without any leader after which an ill pod may lead again"
@@ -263,10 +267,10 @@ def _seconds(told: Mapping[str, str], name: str, problems: Problems) -> float:
 def _health(told: Mapping[str, str], problems: Problems) -> HealthConfig | None:
     period, escape = (_seconds(told, f"health-{it}", problems) for it in ("period", "escape"))
     failures = _seconds(told, "health-failures", problems)
-    for name, value in (("PERIOD", period), ("FAILURES", failures)):
-        if value <= 0 or (name == "FAILURES" and value % 1):
-            what = "must be a whole number" if name == "FAILURES" else "must be"
-            problems.add(f"LEASEKEEPER_HEALTH_{name}", f"{what} greater than 0")
+    if period < SHORTEST_PERIOD:
+        problems.add("LEASEKEEPER_HEALTH_PERIOD", f"must be at least {SHORTEST_PERIOD:g}")
+    if failures <= 0 or failures % 1:
+        problems.add("LEASEKEEPER_HEALTH_FAILURES", "must be a whole number greater than 0")
     address = told.get("health", "")
     if not address:
         return None
@@ -312,7 +316,7 @@ def _in_text(path: str, text: str | bytes, problems: Problems) -> list[LockConfi
         return list(filter(None, [_lock(Reader(data, path, problems))]))
     if not data:
         problems.add(path, "is a list of no locks")
-    found = (_lock(Reader(one, f"{path}[{n}]", problems)) for n, one in enumerate(data))
+    found = (_lock(Reader(one, f"{path}[{n}]", problems, path)) for n, one in enumerate(data))
     return list(filter(None, found))
 
 
@@ -341,6 +345,10 @@ def _check_names(names: Sequence[str], problems: Problems) -> None:
 
 
 def _timings(at: Reader) -> Timings | None:
+    """Other names are left out: an operator that is newer than this sidecar may publish them."""
+    if not isinstance(at.value("timings"), dict | None):
+        at.problems.add(f"{at.path}: timings", "must be an object")
+        return None
     defaults = Timings()
     lease = at.number("timings.leaseDurationSeconds", defaults.lease_duration)
     deadline = at.number("timings.renewDeadlineSeconds", defaults.renew_deadline)

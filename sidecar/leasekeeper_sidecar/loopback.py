@@ -7,6 +7,7 @@ anything of anybody, and the answer of another machine says nothing about this p
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 from dataclasses import dataclass
 from typing import Self
@@ -14,6 +15,8 @@ from typing import Self
 import h11
 
 _ADDRESS = re.compile(r"http://(127\.0\.0\.1|localhost|\[::1\])(?::(\d{1,5}))?(/[!-~]*)?")
+# Looked up nowhere: a pod's hosts file (`hostAliases`) may call any address `localhost`.
+_MEANT = {"localhost": ("127.0.0.1", "::1")}
 _ANSWER_AT_MOST = 65536  # bytes that are looked at for the status; nobody reads the body
 
 
@@ -38,7 +41,7 @@ class Address:
         """The status of the answer. Raises NoAnswer, or TimeoutError after `within` seconds."""
         try:
             async with asyncio.timeout(within):
-                reader, writer = await asyncio.open_connection(self.host, self.port)
+                reader, writer = await self._connect()
                 try:
                     writer.write(self._request(method, body))
                     return await _status(reader)
@@ -48,6 +51,16 @@ class Address:
             raise
         except (OSError, h11.ProtocolError) as wrong:
             raise NoAnswer(str(wrong) or type(wrong).__name__) from wrong
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        first, *more = _MEANT.get(self.host, (self.host,))
+        try:
+            return await asyncio.open_connection(first, self.port)
+        except OSError:
+            for other in more:
+                with contextlib.suppress(OSError):
+                    return await asyncio.open_connection(other, self.port)
+            raise
 
     def _request(self, method: str, body: bytes) -> bytes:
         connection = h11.Connection(h11.CLIENT)

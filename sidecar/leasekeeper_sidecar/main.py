@@ -8,7 +8,8 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import NoReturn
 
 from leasekeeper.clock import Instant, SystemClock
 from leasekeeper.elector import State
@@ -20,9 +21,10 @@ from leasekeeper_sidecar.config import Config
 from leasekeeper_sidecar.host import Proc
 from leasekeeper_sidecar.leader_file import LeaderFile
 from leasekeeper_sidecar.log import Log
-from leasekeeper_sidecar.resume import Occupied, occupy
+from leasekeeper_sidecar.resume import OF_THE_FILE, OF_THE_STATE, Occupied, occupy
 
 EXIT_FAILED, EXIT_USAGE = 1, 2
+STOPS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Sidecar:
@@ -51,8 +53,9 @@ class Sidecar:
                 candidacy.elector.stop()
 
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in STOPS:
             loop.add_signal_handler(number, stop)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)  # what came since __main__ comes now
 
         async def take_part(candidacy: Candidacy) -> None:
             try:
@@ -122,7 +125,8 @@ class Sidecar:
                 for lock, candidacy in zip(config.locks, candidacies, strict=True)
             }
             routes = pages.local_pages(locks, stream_name=self.nonce)
-            serve(routes, "127.0.0.1", config.local_port)
+            with _naming("LEASEKEEPER_LOCAL_PORT"):
+                serve(routes, "127.0.0.1", config.local_port)
         if config.http_port:
             routes = pages.pod_pages(
                 overdue=lambda: max(e.overdue(self.clock.now()) for e in electors),
@@ -133,12 +137,22 @@ class Sidecar:
                     sum(server.refused for server in servers),
                 ),
             )
-            serve(routes, "", config.http_port)
+            with _naming("LEASEKEEPER_HTTP_PORT"):
+                serve(routes, "", config.http_port)
         try:
             yield
         finally:
             for server in servers:
                 await server.close()
+
+
+@contextlib.contextmanager
+def _naming(key: str) -> Iterator[None]:
+    """What a person can mend names its setting, as the mistakes of a configuration do."""
+    try:
+        yield
+    except OSError as wrong:
+        raise OSError(f"{key}: {wrong}") from wrong
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -152,21 +166,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_USAGE
     try:
         # Both, because both have one writer; they stay open, and so locked, while we live.
-        locks = [
-            occupy(config.state_dir, "sidecar.lock"),
-            occupy(config.leader_dir, ".sidecar.lock"),
-        ]
-        status = asyncio.run(Sidecar(config, Log(as_json=config.log_json)).run())
+        with _naming("LEASEKEEPER_STATE_DIR"):
+            occupy(config.state_dir, OF_THE_STATE)
+        with _naming("LEASEKEEPER_LEADER_DIR"):
+            occupy(config.leader_dir, OF_THE_FILE)
+        asyncio.run(_run_and_exit(Sidecar(config, Log(as_json=config.log_json))))
     except Occupied as wrong:
         sys.stderr.write(f"{wrong}\n")
         return EXIT_FAILED
     except OSError as wrong:
         sys.stderr.write(f"a volume or a port cannot be used: {wrong}\n")
         return EXIT_FAILED
-    for fd in locks:
-        os.close(fd)
-    return status
 
 
-if __name__ == "__main__":
-    raise SystemExit(main())
+async def _run_and_exit(sidecar: Sidecar) -> NoReturn:
+    """All that has to end in order has ended then. What is left are threads that look up a name:
+    asyncio and the interpreter would wait for them, beyond the pod's grace if the name service
+    hangs. And a second SIGTERM would no longer find anybody who listens.
+    """
+    os._exit(await sidecar.run())

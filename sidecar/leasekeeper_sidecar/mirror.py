@@ -28,7 +28,8 @@ Patch = Callable[[str, bytes], Awaitable[Reply]]
 
 # What each refusal means, and whether it is worth another try. 422: a larger token is there
 # already, or the resource changed its schema; trying again cannot help, and the nodes alone know
-# who leads.
+# who leads. Any other answer may be of something in between (a redirect to a page for logging in),
+# and be over at the next try.
 OUTCOMES = {
     401: ("unauthorized", True),
     403: ("forbidden", True),
@@ -58,7 +59,7 @@ def classify(status: int) -> tuple[str, bool]:
     """The outcome's name, and whether to try again."""
     if 200 <= status < 300:
         return "ok", False
-    return OUTCOMES.get(status, ("server-error", True) if status >= 500 else ("rejected", False))
+    return OUTCOMES.get(status, ("server-error" if status >= 500 else "rejected", True))
 
 
 class Mirror:

@@ -18,9 +18,11 @@ class Problems:
 class Reader:
     """Looks up dotted keys; what is wrong becomes a problem with that key."""
 
-    def __init__(self, data: Any, path: str, problems: Problems) -> None:
+    def __init__(self, data: Any, path: str, problems: Problems, file: str = "") -> None:
+        """`path`: how problems name the place; `file`: where it stands."""
         self._data = data
         self.path = path
+        self.file = file or path
         self.problems = problems
 
     def value(self, key: str) -> Any:

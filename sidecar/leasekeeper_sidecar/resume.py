@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 from dataclasses import dataclass
 
@@ -25,6 +26,11 @@ from leasekeeper_sidecar import files
 from leasekeeper_sidecar.host import Host
 
 VERSION = 1
+
+OF_THE_STATE, OF_THE_FILE = ".state.lock", ".sidecar.lock"
+"""What is locked on each of the two volumes, which may be one. With a dot, because folders with the
+names of locks stand beside them, and no lock's name begins with one.
+"""
 
 
 class Occupied(LeaseError):
@@ -88,19 +94,19 @@ class ResumeState:
         try:
             with open(self._path, "rb") as file:
                 state = json.loads(file.read(65536))
-            start = Instant(float(state["start"]["boot"]), float(state["start"]["raw"]))
+            start = Instant(_number(state["start"]["boot"]), _number(state["start"]["raw"]))
             grant = Grant(
                 lock=str(state["lock"]),
                 id=str(state["id"]),
-                token=int(state["token"]),
-                deadline=Deadline(start, float(state["after"])),
-                lease_end=Deadline(start, float(state["leaseEndAfter"])),
+                token=int(_number(state["token"])),
+                deadline=Deadline(start, _number(state["after"])),
+                lease_end=Deadline(start, _number(state["leaseEndAfter"])),
             )
-            acquired = float(state["acquired"])
+            acquired = _number(state["acquired"])
             version, uid, boot = state["version"], state["podUid"], state["boot"]
         except FileNotFoundError:
             return "no earlier lease"
-        except (OSError, ValueError, KeyError, TypeError) as wrong:
+        except (OSError, ArithmeticError, ValueError, KeyError, TypeError) as wrong:
             return f"the earlier state cannot be read: {wrong!r}"
         if (version, grant.lock, uid) != (VERSION, self._lock, self._pod_uid):
             return "the earlier state is of another version, lock or pod"
@@ -112,3 +118,10 @@ class ResumeState:
         if grant.deadline.passed(now):
             return "the earlier lease has run out"
         return Resumable(grant, acquired)
+
+
+def _number(value: object) -> float:
+    """No comparison with NaN is ever true: a deadline of NaN would never pass."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+        raise TypeError(f"not a number: {value!r}")
+    return value

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Protocol
 
 from leasekeeper.clock import Clock
@@ -19,6 +20,7 @@ from leasekeeper.lease import Candidate, ConfigurationError, LeaseStore, Timings
 from leasekeeper.redlock.membership import Membership
 from leasekeeper.redlock.store import RedlockStore
 from leasekeeper.redlock.tls import Tls
+from leasekeeper_sidecar.current_password import CurrentPassword
 from leasekeeper_sidecar.reader import Reader
 
 if TYPE_CHECKING:
@@ -56,6 +58,8 @@ class RedlockSettings:
     membership: Membership
     username: str
     password: str
+    """As it was at the start; `file` is read again for each new connection."""
+    file: str
     tls: Tls | None
 
     def make(
@@ -68,7 +72,7 @@ class RedlockSettings:
             timings=timings,
             clock=clock,
             username=self.username,
-            password=self.password,
+            password=CurrentPassword(self.file, lock, self.password),
             tls=self.tls,
         )
 
@@ -79,7 +83,7 @@ def _redlock(at: Reader, timings: Timings | None) -> RedlockSettings | None:
     tls = read_tls(at, "redlock.tls")
     if membership is None:
         return None
-    return RedlockSettings(membership, username, password, tls)
+    return RedlockSettings(membership, username, password, at.file, tls)
 
 
 def _membership(at: Reader, timings: Timings | None) -> Membership | None:
@@ -112,7 +116,8 @@ _TLS = {
 
 
 def read_tls(at: Reader, where: str) -> Tls | None:
-    """Files and not the PEM itself: they are read again when they are replaced, lock.json is not.
+    """Files and not the PEM itself: they are read again when they are replaced, and of lock.json
+    nothing is but a password (current_password.py).
     Their paths begin at the folder of lock.json, because they are keys of the same Secret.
     """
     found, key = at.value(where), f"{at.path}: {where}"
@@ -264,6 +269,7 @@ class ZooKeeperSettings:
 
 def _zookeeper(at: Reader, timings: Timings | None) -> ZooKeeperSettings | None:
     try:
+        from leasekeeper.zookeeper.session import parted
         from leasekeeper.zookeeper.store import ROOT
     except ImportError as wrong:
         _missing(at, "zookeeper", wrong)
@@ -272,6 +278,10 @@ def _zookeeper(at: Reader, timings: Timings | None) -> ZooKeeperSettings | None:
     keys = ("hosts", "path", "tickSeconds", "tokenFloor", "login", "tls")
     at.only("zookeeper", *keys)
     hosts = at.text("zookeeper.hosts")
+    try:
+        parted(hosts or "localhost")
+    except ConfigurationError as wrong:
+        at.problems.add(f"{at.path}: zookeeper.hosts", str(wrong))
     root = at.text("zookeeper.path") if at.value("zookeeper.path") is not None else ROOT
     if root and (not root.startswith("/") or root.endswith("/")):
         at.problems.add(f"{at.path}: zookeeper.path", f"{root!r} is not a path as {ROOT!r} is")
@@ -295,6 +305,9 @@ def _login(at: Reader) -> Login | None:
     mechanism = at.value(f"{where}.mechanism") or "digest"
     if mechanism not in ("digest", "DIGEST-MD5", "GSSAPI"):
         what = f"{mechanism!r} is none of digest, DIGEST-MD5, GSSAPI"
+        at.problems.add(f"{at.path}: {where}.mechanism", what)
+    if mechanism == "GSSAPI" and find_spec("kerberos") is None:
+        what = "GSSAPI needs the Python package kerberos, which no image of ours has: add it"
         at.problems.add(f"{at.path}: {where}.mechanism", what)
     username = at.text(f"{where}.username")
     password = "" if mechanism == "GSSAPI" else at.text(f"{where}.password")

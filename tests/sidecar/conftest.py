@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import threading
 import time
@@ -15,6 +16,7 @@ from typing import Any, Self
 
 import pytest
 from ensemble import Ensemble
+from leader_volume import SHELLS, Volume
 from leasekeeper_sidecar.claim import Verdict, read_leader
 from leasekeeper_sidecar.host import Host, Proc
 from servers import Process, free_port, wait_until
@@ -52,7 +54,7 @@ class Pod(Process):
         return self.leader_dir / "leader"
 
     def start(self) -> Self:
-        self.spawn([sys.executable, "-m", "leasekeeper_sidecar.main"], **self.environment)
+        self.spawn([sys.executable, "-m", "leasekeeper_sidecar"], **self.environment)
         return self
 
     def verdict(self) -> Verdict:
@@ -233,6 +235,12 @@ def cast(ensemble: Ensemble, tmp_path: Path) -> Iterator[Cast]:
 
 
 @pytest.fixture
+def make_pod() -> type[Pod]:
+    """For tests that need no nodes."""
+    return Pod
+
+
+@pytest.fixture
 def make_cast(tmp_path: Path) -> Iterator[Callable[[Ensemble, str], Cast]]:
     """For tests with an ensemble of their own."""
     made: list[Cast] = []
@@ -254,3 +262,24 @@ def watch() -> Callable[[list[Pod]], Watcher]:
 @pytest.fixture
 def watch_without_deadline() -> Callable[[list[Pod]], Watcher]:
     return lambda pods: Watcher(pods, judge=without_deadline)
+
+
+# -- the programs for shells -----------------------------------------------------------------------
+
+
+@pytest.fixture(params=SHELLS)
+def shell(request: pytest.FixtureRequest) -> list[str]:
+    name: str = request.param
+    if shutil.which(SHELLS[name][0]) is None:
+        pytest.skip(f"no {name} on this machine")
+    return SHELLS[name]
+
+
+@pytest.fixture
+def volume(tmp_path: Path, shell: list[str]) -> Volume:
+    return Volume(tmp_path, shell)
+
+
+@pytest.fixture
+def real(tmp_path: Path, shell: list[str]) -> Volume:
+    return Volume(tmp_path, shell, real_clocks=True)

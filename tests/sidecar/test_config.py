@@ -131,6 +131,8 @@ def test_all_mistakes_are_named_at_once(tmp_path: Path) -> None:
     [
         ({"version": 2}, "version"),
         ({"timings": {"renewDeadlineSeconds": 15}}, "timings"),
+        ({"timings": 15}, "timings: must be an object"),
+        ({"timings": []}, "timings: must be an object"),
         ({"timings": {"leaseDurationSeconds": 60, "renewDeadlineSeconds": 40}}, "maxTtlSeconds"),
         ({"store": "etcd"}, "store: 'etcd', but this sidecar knows redlock"),
         ({"store": ["redlock"]}, "store"),
@@ -170,13 +172,13 @@ def test_the_pods_namespace_must_be_the_locks(tmp_path: Path) -> None:
 
 
 def test_help_lists_every_variable() -> None:
-    command = [sys.executable, "-m", "leasekeeper_sidecar.main", "--help"]
+    command = [sys.executable, "-m", "leasekeeper_sidecar", "--help"]
     shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert all(setting.variable in shown and setting.flag in shown for setting in SETTINGS)
 
 
 def test_a_wrong_configuration_ends_with_2_and_no_traceback() -> None:
-    command = [sys.executable, "-m", "leasekeeper_sidecar.main", "--config=/nonexistent"]
+    command = [sys.executable, "-m", "leasekeeper_sidecar", "--config=/nonexistent"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env={})
     assert done.returncode == 2
     assert "LEASEKEEPER_CONFIG: /nonexistent" in done.stderr
@@ -210,6 +212,16 @@ def test_several_locks_have_a_folder_each(tmp_path: Path) -> None:
     config = configuration.load([f"--config={paths[0]},{paths[1]}"], POD)
     folders = [config.folder(config.leader_dir, lock) for lock in config.locks]
     assert folders == ["/var/run/lock/orders", "/var/run/lock/stock"]
+
+
+@pytest.mark.parametrize("period", ["0", "0.0001", "0.0999", "nan", "-1"])
+def test_a_health_period_that_would_keep_the_loop_busy_is_refused(
+    tmp_path: Path, period: str
+) -> None:
+    found = problems(tmp_path, LOCK, LEASEKEEPER_HEALTH_PERIOD=period)
+    assert any(line.startswith("LEASEKEEPER_HEALTH_PERIOD") for line in found)
+    least = load(tmp_path, LOCK, LEASEKEEPER_HEALTH="/run/well", LEASEKEEPER_HEALTH_PERIOD="0.1")
+    assert least.health is not None
 
 
 @pytest.mark.parametrize(
@@ -349,6 +361,11 @@ def test_zookeeper_and_redis_are_understood_and_their_mistakes_are_named(tmp_pat
         "tickSeconds",
         "tokenFloor",
     ]
+    gssapi = {"mechanism": "GSSAPI", "username": "zookeeper@zk"}
+    wrong = {"hosts": "zk:2181x", "login": gssapi}
+    found = problems(tmp_path, base | {"store": "zookeeper", "zookeeper": wrong})
+    assert "'zk:2181x' names no servers" in found[0]
+    assert "GSSAPI needs the Python package kerberos" in found[1]
     assert load(tmp_path, base | {"store": "redis", "redis": {"host": "redis"}}).locks[0].store
     found = problems(tmp_path, base | {"store": "redis", "redis": {"hots": "redis"}})
     assert len(found) == 2

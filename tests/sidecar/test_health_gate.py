@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from leasekeeper_sidecar.config import HealthConfig
@@ -144,6 +145,34 @@ async def test_nobody_listens_and_a_server_error_are_illnesses() -> None:
     server.close()
     await server.wait_closed()
     assert await probe.look(), os.strerror(111)
+
+
+async def test_no_name_of_a_pods_hosts_file_leads_off_the_loopback(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`hostAliases` may say that `localhost` is another machine."""
+    asked: list[str] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append((await reader.readuntil(b"\r\n\r\n")).decode())
+        writer.write(b"HTTP/1.1 302 X\r\nLocation: http://10.0.0.1/\r\n\r\n")
+        writer.close()
+
+    def getaddrinfo(*_: object, **__: object) -> NoReturn:
+        raise AssertionError("a name was looked up")
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    families = [socket.AF_INET, *([socket.AF_INET6] if socket.has_dualstack_ipv6() else [])]
+    for family in families:
+        listener = socket.create_server(
+            ("" if family == socket.AF_INET6 else "127.0.0.1", 0), family=family
+        )
+        server = await asyncio.start_server(answer, sock=listener)
+        address = f"http://localhost:{listener.getsockname()[1]}/"
+        probe = Probe(HealthConfig(address, period=5, failures=3, escape=300))
+        assert await probe.look() == "", "a redirect is an answer, and is not followed"
+        server.close()
+    assert len(asked) == len(families)
 
 
 async def test_a_look_that_could_not_be_told_is_not_the_last_one() -> None:

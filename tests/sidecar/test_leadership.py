@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import floor
@@ -244,6 +245,23 @@ def test_half_a_resume_state_is_none(volumes: Volumes) -> None:
     for end in range(0, len(text), 11):
         volumes.resume_file.write_text(text[:end])
         assert volumes.process().start() is None
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", '"nan"', "true", "[]"])
+@pytest.mark.parametrize("key", ["boot", "raw", "after", "leaseEndAfter", "acquired", "token"])
+def test_a_resume_state_with_a_number_that_is_none_is_none(
+    volumes: Volumes, key: str, number: str
+) -> None:
+    first = volumes.process()
+    first.start()
+    first.leading(volumes.grant())
+    text, count = re.subn(
+        rf'"{key}": [0-9][0-9.e+]*', f'"{key}": {number}', volumes.resume_file.read_text()
+    )
+    assert count == 1
+    volumes.resume_file.write_text(text)
+    assert volumes.process().start() is None
+    assert not volumes.file_says
 
 
 def test_a_resumed_lease_that_is_lost_is_taken_back(volumes: Volumes) -> None:

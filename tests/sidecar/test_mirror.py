@@ -80,6 +80,8 @@ class FakeApi:
 
     account: Path
     answers: list[int] = field(default_factory=list)
+    raw: list[bytes] = field(default_factory=list)
+    """What is said before all answers, byte for byte."""
     requests: list[dict[str, Any]] = field(default_factory=list)
     status: dict[str, Any] = field(default_factory=dict)
     wrong: list[str] = field(default_factory=list)
@@ -94,6 +96,10 @@ class FakeApi:
             body = json.loads(await reader.readexactly(int(headers["content-length"])))
             self.check(line, headers, body)
             self.requests.append({"body": body, "authorization": headers["authorization"]})
+            if self.raw:
+                writer.write(self.raw.pop(0))
+                await writer.drain()
+                return
             status = self.answers.pop(0) if self.answers else 200
             if status == 0:
                 await asyncio.sleep(3600)
@@ -224,6 +230,38 @@ async def test_a_refusal_is_counted_and_tried_again(
     assert len(logged) == 1, "one line for the outcome, not one for each try"
     assert f"outcome={outcome}" in logged[0]
     assert f"the reason for {status}" in logged[0]
+
+
+def answer(status: str, body: bytes, *headers: str) -> bytes:
+    lines = [f"HTTP/1.1 {status}", *headers, f"Content-Length: {len(body)}", "", ""]
+    return "\r\n".join(lines).encode() + body
+
+
+@pytest.mark.parametrize(
+    ("raw", "outcome"),
+    [
+        (answer("307 X", b"", "Location: https://elsewhere.example/"), "rejected"),
+        (answer("418 X", b"[7]"), "rejected"),
+        (answer("500 X", b"[" * 200_000), "server-error"),
+        (answer("500 X", b"\xff\x00" * 1000), "server-error"),
+        (answer("200 X", b"x" * 3_000_000), "unreachable"),
+        (answer("200 X", b"{}", "X: " + "y" * 1_000_000), "unreachable"),
+        (answer("200 X", b"{}")[:-1], "unreachable"),
+        (b"HTTP/1.1 100 X\r\n\r\n" * 10 + answer("503 X", b""), "server-error"),
+        (b"\x16\x03\x01 rubbish\r\n\r\n", "unreachable"),
+        (b"", "unreachable"),
+    ],
+    ids=lambda it: None if isinstance(it, bytes) else it,
+)
+async def test_whatever_is_answered_is_an_outcome_and_the_next_try_is_made(
+    api: FakeApi, raw: bytes, outcome: str
+) -> None:
+    """No redirect is followed: the token would go with it."""
+    api.raw = [raw]
+    async with bench(api) as at:
+        at.lead(7)
+        await at.until("ok")
+    assert at.counters.mirror == {outcome: 1, "ok": 1}
 
 
 async def test_a_refused_token_is_a_look_at_the_nodes_and_no_further_try(

@@ -26,10 +26,10 @@ pytestmark = pytest.mark.parametrize("ensemble", ["valkey"], indirect=True)
 class Locks:
     """Two locks that one pod is a candidate of."""
 
-    def __init__(self, cast: Cast, folder: Path) -> None:
+    def __init__(self, cast: Cast, folder: Path, *names: str) -> None:
         suffix = os.urandom(3).hex()
         self.cast = cast
-        self.names = [f"orders-{suffix}", f"stock-{suffix}"]
+        self.names = list(names) or [f"orders-{suffix}", f"stock-{suffix}"]
         self.paths = []
         for name in self.names:
             contents = json.loads(cast.config.read_text())
@@ -124,6 +124,15 @@ def test_a_killed_sidecar_resumes_all_its_tenures_and_a_stopped_one_releases_the
     assert tokens() == [0, 0]
     assert len(pod.events("stopped")) == 2
     wait_until(_frees(locks), "another pod to lead both")
+
+
+def test_no_name_of_a_lock_is_in_the_way_of_the_sidecars_own_files(
+    cast: Cast, tmp_path: Path
+) -> None:
+    cast.be_patient()
+    locks = Locks(cast, tmp_path, "sidecar.lock", "state.lock")
+    pod = locks.pod()
+    wait_until(lambda: all(locks.verdict(pod, n).leader for n in (0, 1)), "both locks")
 
 
 def _frees(locks: Locks) -> Callable[[], bool]:
