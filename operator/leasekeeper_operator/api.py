@@ -179,6 +179,18 @@ class Api:
         query = {"fieldManager": FIELD_MANAGER}
         return await self._request("PATCH", path, query, body, "application/merge-patch+json")
 
+    async def patch_labels(self, obj: Object, labels: dict[str, str | None]) -> None:
+        """Of this very object, not of a new one of the same name. Does nothing if it is gone."""
+        metadata = obj["metadata"]
+        path = kind_of(obj).path(metadata["namespace"], metadata["name"])
+        body = {"metadata": {"uid": metadata["uid"], "labels": labels}}
+        query = {"fieldManager": FIELD_MANAGER}
+        try:
+            await self._request("PATCH", path, query, body, "application/merge-patch+json")
+        except ApiError as error:
+            if error.status not in (404, 409):
+                raise
+
     async def patch_status(self, obj: Object, status: Object) -> Object:
         """Merges into the status of an object that is known to be there."""
         metadata = obj["metadata"]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import dataclass
 from typing import Any
 
+from leasekeeper_operator.anothers import refuse
 from leasekeeper_operator.api import Api, Object, kind_of
 from leasekeeper_operator.names import ANNOTATION_APPLIED
 
@@ -37,35 +39,96 @@ def stamped(desired: Object) -> Object:
     return {**desired, "metadata": {**metadata, "annotations": annotations}}
 
 
+@dataclass(frozen=True, slots=True)
+class _Left:
+    """An object as we last made it, or found that it is as we want it."""
+
+    wanted: str
+    """Hash of what it shall be."""
+    version: str
+    substance: str
+    """Hash of all but its status; empty: it has none, and `version` says as much."""
+
+
 class Applier:
     """Three looks, from cheap to dear: the object is as we want it; it is as we left it (the API
     server writes some values in another form, such as 1000m as 1); or it is applied."""
 
     def __init__(self, api: Api) -> None:
         self._api = api
-        self._left: dict[tuple[str, str | None, str], tuple[str, str]] = {}
+        self._left: dict[tuple[str, str | None, str], _Left] = {}
 
-    async def bring(self, desired: Object) -> Object:
-        """The object as it is afterwards."""
+    async def bring(self, desired: Object, current: Object | None = None) -> Object:
+        """The object as it is afterwards. `current`: as it was read just now; else it is read."""
         desired = stamped(desired)
-        kind, metadata = kind_of(desired), desired["metadata"]
-        place = (kind.name, metadata.get("namespace"), metadata["name"])
-        wanted = metadata["annotations"][ANNOTATION_APPLIED]
-        current = await self._api.get(kind, place[1], place[2])
+        kind, place = kind_of(desired), _place(desired)
+        wanted = desired["metadata"]["annotations"][ANNOTATION_APPLIED]
+        if current is None:
+            current = await self._api.get(kind, place[1], place[2])
         if current is not None and (owners := _outlived(current, desired)):
             current = await self._api.set_owners(current, owners)
         if current is not None:
-            version = current["metadata"]["resourceVersion"]
-            if covers(current, desired) or self._left.get(place) == (wanted, version):
-                return current
-        applied = await self._api.apply(desired)
-        self._left[place] = (wanted, applied["metadata"]["resourceVersion"])
-        return applied
+            left, version = self._left.get(place), current["metadata"]["resourceVersion"]
+            as_left = left is not None and (left.wanted, left.version) == (wanted, version)
+            if as_left or covers(current, desired):
+                return self._leave(current, wanted)
+        return self._leave(await self._api.apply(desired), wanted)
+
+    async def make(self, desired: Object) -> Object:
+        """Of an object that is not there. Conflict, if it is."""
+        desired = stamped(desired)
+        wanted = desired["metadata"]["annotations"][ANNOTATION_APPLIED]
+        return self._leave(await self._api.create(desired), wanted)
+
+    def as_left(self, obj: Object) -> bool:
+        """Whether what a watch shows is our own work, or only a new status of it."""
+        left, version = self._left.get(_place(obj)), obj["metadata"]["resourceVersion"]
+        if left is None:
+            return False
+        if left.version == version:
+            return True
+        return left.substance != "" and left.substance == _substance(obj)
+
+    def _leave(self, obj: Object, wanted: str) -> Object:
+        substance = _substance(obj) if "status" in obj else ""
+        left = _Left(wanted, obj["metadata"]["resourceVersion"], substance)
+        self._left[_place(obj)] = left
+        return obj
+
+
+def _place(obj: Object) -> tuple[str, str | None, str]:
+    metadata = obj["metadata"]
+    return obj["kind"], metadata.get("namespace"), metadata["name"]
+
+
+_VOLATILE = ("resourceVersion", "managedFields", "generation")
+
+
+def _substance(obj: Object) -> str:
+    metadata = {k: value for k, value in obj["metadata"].items() if k not in _VOLATILE}
+    rest = {k: value for k, value in obj.items() if k not in ("status", "metadata")}
+    return digest([metadata, rest])
+
+
+def only_ours(before: Object, after: Object, status: Object) -> bool:
+    """Whether nothing but our own patch of the status lies between these two: then the event that
+    `after` leads to tells us nothing."""
+    merged = {**before.get("status", {}), **status}
+    expected = {**before, "status": {k: v for k, v in merged.items() if v is not None}}
+    return _but_version(expected) == _but_version(after)
+
+
+def _but_version(obj: Object) -> Object:
+    metadata = obj["metadata"].items()
+    kept = {k: v for k, v in metadata if k not in ("resourceVersion", "managedFields")}
+    return {**obj, "metadata": kept}
 
 
 def _outlived(current: Object, desired: Object) -> list[Object] | None:
     """The owners that `current` shall have, if it still names one of the same kind and name that is
-    gone. Apply alone would add the new one beside it, and two controllers are refused."""
+    gone. Apply alone would add the new one beside it, and two controllers are refused. Raises
+    Anothers, if it is not ours at all."""
+    refuse(current, desired)
     owners: list[Object] = desired["metadata"].get("ownerReferences", [])
     live = {(owner["kind"], owner["name"]): owner["uid"] for owner in owners}
     for owner in current["metadata"].get("ownerReferences", []):

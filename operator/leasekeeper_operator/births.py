@@ -21,9 +21,10 @@ from leasekeeper.redlock.registry import (
 )
 from leasekeeper_operator.api import Api, Object
 from leasekeeper_operator.events import Happening, tell
+from leasekeeper_operator.link import NodeError
 from leasekeeper_operator.lock_users import LockUsers
 from leasekeeper_operator.model import Ensemble, Key
-from leasekeeper_operator.nodes import NodeError, Nodes, Sight
+from leasekeeper_operator.nodes import Nodes, Sight
 
 log = logging.getLogger(__name__)
 

@@ -6,14 +6,55 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from typing import Protocol
 
 from leasekeeper.lease import Request
 from leasekeeper.redlock import requests
+from leasekeeper_operator.api import Object
 from leasekeeper_operator.holders import Outlook
-from leasekeeper_operator.model import Key
-from leasekeeper_operator.nodes import OPEN, NodeError, Nodes, Sight
+from leasekeeper_operator.link import NodeError
+from leasekeeper_operator.model import Ensemble, Key
+from leasekeeper_operator.nodes import OPEN, Nodes, Sight
 
 log = logging.getLogger(__name__)
+
+
+class Users(Protocol):
+    """What the locks' reconciler tells those who let candidates in, and asks them. It reads each
+    lock and its Secret anyway, so nobody has to read all of them for one that changed."""
+
+    def seen(self, lock: Object) -> None:
+        """A DistributedLock, as it is now."""
+
+    def gone(self, lock: str) -> None:
+        """There is no such DistributedLock now."""
+
+    def published(self, ensemble: Ensemble, secret: Object) -> None:
+        """A lock's Secret, as it is now."""
+
+    def withdrawn(self, lock: str) -> None:
+        """The lock has no Secret now."""
+
+    async def elsewhere(self, lock: str, ensemble: Key) -> Key | None:
+        """Another ensemble that may have a leader of this lock."""
+
+    def told(self, ensemble: Key, lock: str, digests: frozenset[str]) -> bool:
+        """Whether every node is open and takes these passwords of that lock, and no others."""
+
+
+class Ensembles(Protocol):
+    """What the locks' reconciler knows of the other one."""
+
+    board: Board
+
+    @property
+    def users(self) -> Users: ...
+
+    def newest(self, key: Key) -> Object | None:
+        """The LockEnsemble as its own reconciler left it a moment ago; none: it has to be read."""
+
+    def look(self, key: Key) -> None:
+        """A lock of this ensemble may have another holder now, or have left it."""
 
 
 class Board:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -63,11 +64,18 @@ def renewed(
 ) -> Certificates:
     """`old`, if it will do for a while; else with a new server certificate, and if need be CA."""
     now = now or datetime.now(UTC)
-    if old is not None and _usable(old.ca, now) and old.ca_key:
-        if _usable(old.server, now, server_names) and signed(old.server, old.ca):
+    if old is not None and can_sign(old, now):
+        whole = _usable(old.server, now, server_names) and _belongs(old.server_key, old.server)
+        if whole and signed(old.server, old.ca):
             return old
         return _issue(old.ca, old.ca_key, server_names, now, subject)
     return _issue(*_make_ca(now, subject), server_names, now, subject)
+
+
+def can_sign(known: Certificates, now: datetime | None = None) -> bool:
+    """Whether there is a CA for another while. Secrets are edited by hand: a key that cannot be
+    read, or is another one's, would else stop the operator at each of its starts."""
+    return _usable(known.ca, now or datetime.now(UTC)) and _belongs(known.ca_key, known.ca)
 
 
 def server_context(certificates: Certificates) -> ssl.SSLContext:
@@ -98,8 +106,23 @@ def _usable(pem: str, now: datetime, server_names: Sequence[str] = ()) -> bool:
         return False
     if not server_names:
         return True
-    alternatives = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+    try:
+        alternatives = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+    except x509.ExtensionNotFound:
+        return False  # not one of ours
     return set(server_names) <= set(alternatives.value.get_values_for_type(x509.DNSName))
+
+
+def _belongs(key_pem: str, pem: str) -> bool:
+    """Whether this is the key of that certificate, which can be read."""
+    try:
+        key = serialization.load_pem_private_key(key_pem.encode(), password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        return False
+    # Of the kind that we make.
+    return isinstance(key, ec.EllipticCurvePrivateKey) and key.public_key() == (
+        x509.load_pem_x509_certificate(pem.encode()).public_key()
+    )
 
 
 def signed(server: str, ca: str) -> bool:

@@ -11,15 +11,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from leasekeeper_operator import names
-from leasekeeper_operator.api import ENSEMBLE, POD, STATEFUL_SET, Api, ApiError, Object
-from leasekeeper_operator.apply import Applier
+from leasekeeper_operator.api import ENSEMBLE, Api, ApiError, Object
+from leasekeeper_operator.apply import Applier, only_ours
 from leasekeeper_operator.births import Births, record_of
 from leasekeeper_operator.board import Board
-from leasekeeper_operator.events import Happening, node_happenings, tell
+from leasekeeper_operator.ensemble_state import Rest, State
+from leasekeeper_operator.events import node_happenings, tell
 from leasekeeper_operator.holders import Outlook
 from leasekeeper_operator.lock_users import LockUsers
 from leasekeeper_operator.manifests.ensemble import ensemble_objects
@@ -32,9 +31,10 @@ from leasekeeper_operator.nodes import (
     by_name,
     without_ghosts,
 )
-from leasekeeper_operator.passwords import Credentials, PasswordKeeper
+from leasekeeper_operator.passwords import PasswordKeeper
 from leasekeeper_operator.queue import Queue
-from leasekeeper_operator.rolling import REFUSED, UPDATED, Roll, decide, node_pod
+from leasekeeper_operator.roller import Roller
+from leasekeeper_operator.rolling import REFUSED, UPDATED
 from leasekeeper_operator.settings import Settings
 from leasekeeper_operator.status import (
     Condition,
@@ -52,31 +52,12 @@ LOOK_SECONDS_UNTIL_OPEN = 1.0  # somebody is waiting for a birth or the end of a
 WAIT_SECONDS = 120.0
 """After so long without a change nobody is waiting any more, and the slow look will do. Longer than
 the pull of an image, and than the quarantine of the default ensemble."""
+CROWD_SECONDS = 1.0
+"""Between two looks that are taken because of locks. One alone does not wait for it; a thousand
+that come together are told to the nodes, and written to a Secret, in a few steps."""
+REREAD_SECONDS = 60.0
+"""How long the nodes alone are looked at, while the watch tells of no change of LockEnsembles."""
 RESYNC_SECONDS = 300.0  # for what no watch reports: budget and policy edited by hand
-
-
-@dataclass(slots=True)
-class _State:
-    """What is only remembered to do less; a new operator begins without it."""
-
-    settled: tuple[int, float] | None = None
-    """Generation and time at which all objects were last brought to the spec."""
-    credentials: Credentials | None = None
-    aligned: Credentials | None = None
-    """Those that the nodes were last brought to."""
-    trusted: str = ""
-    """The CAs of the nodes' certificates; empty: no TLS."""
-    nodes: Nodes | None = None
-    problem: str = ""
-    """What the API server said of an object that it refused; the others were brought."""
-    roll: Roll | None = None
-    """The last decision; none or not done: pods are looked at again."""
-    generation: int = 0
-    """Of the spec that the locks were last told of."""
-    opened: tuple[str, ...] | None = None
-    """The nodes that were open at the last look."""
-    seen: tuple[list[Object], float] | None = None
-    """What the last look saw, and when that was new."""
 
 
 class EnsembleReconciler:
@@ -96,37 +77,68 @@ class EnsembleReconciler:
         self._queue = queue
         self._resolve = resolve
         self._now = now
-        self._users = LockUsers(api, applier, settings.default_place, now=now)
-        self._births = Births(api, self._users, now)
+        self.users = LockUsers(api, applier, settings.default_place, self._soon, now=now)
+        self._births = Births(api, self.users, now)
+        self._roller = Roller(api)
         self._tls = NodeTls(api, applier)
         self._keeper = PasswordKeeper(api, applier)
         self.board = Board()
-        self._states: dict[Key, _State] = {}
+        self._states: dict[Key, State] = {}
 
-    def objects_changed(self, key: Key) -> None:
-        """One of the objects that belong to this ensemble is not what it was."""
+    def objects_changed(self, key: Key, obj: Object | None = None) -> None:
+        """One of the objects that belong to this ensemble may not be what it was. `obj`: as it is;
+        none: gone."""
         if state := self._states.get(key):
-            state.settled = None
-        self._queue.add(key)
+            state.shown.append(obj)
+        self._queue.add_unless(key, lambda: obj is not None and self._applier.as_left(obj))
 
     def locks_changed(self, key: Key) -> None:
-        """A lock of this ensemble came, went or changed."""
-        self._users.invalidate(key)
+        """Nothing that is known of its locks is to be trusted."""
+        self.users.invalidate(key)
         self._queue.add(key)
 
+    def newest(self, key: Key) -> Object | None:
+        """As it was a look ago; whoever wants its locks to see a change of the spec sooner is told
+        by the look that sees it."""
+        state = self._states.get(key)
+        if state is None or state.newest is None:
+            return None
+        obj, when = state.newest
+        return obj if self._now() - when <= 2 * LOOK_SECONDS else None
+
+    def _soon(self, key: Key) -> None:
+        """At once, but for a crowd of locks not for each of them."""
+        state = self._states.get(key)
+        looked = state.looked if state is not None else None
+        wait = 0.0 if looked is None else looked + CROWD_SECONDS - self._now()
+        self._queue.add(key, max(0.0, wait))
+
+    def shown(self, key: Key, version: str) -> None:
+        """By the watch, of the LockEnsemble; empty: it is gone."""
+        if state := self._states.get(key):
+            state.version = version
+        self._queue.add_unless(key, lambda: version != "" and self._left(key) == version)
+
+    def _left(self, key: Key) -> str:
+        state = self._states.get(key)
+        return state.left if state is not None else ""
+
     async def reconcile(self, key: Key) -> float | None:
+        if (state := self._states.get(key)) and await self._rests(state):
+            return LOOK_SECONDS
         obj = await self._api.get(ENSEMBLE, key.namespace, key.name)
         if obj is None or obj["metadata"].get("deletionTimestamp"):
             await self._drop(key)
             return None
         ensemble = Ensemble.parse(obj)
-        state = self._states.setdefault(key, _State())
+        state = self._states.setdefault(key, State())
+        state.looked, state.left, state.rest = self._now(), "", None
         await self._bring_objects(ensemble, state)
         nodes = await self._nodes(ensemble, state)
-        sights = await nodes.look()
+        seen = sights = await nodes.look()
         obj = await self._births.bring(ensemble, obj, nodes, sights)
         sights = without_ghosts(record_of(obj), sights)
-        await self._users.sync(ensemble, nodes, sights, record_of(obj))
+        await self.users.sync(ensemble, nodes, sights, record_of(obj))
         await self._hand_on(ensemble, nodes, sights)
         await self._rotate(ensemble, state, nodes)
         await self._roll(ensemble, state, obj, sights)
@@ -139,9 +151,36 @@ class EnsembleReconciler:
         if opened != state.opened:
             log.info("nodes-open ensemble=%s open=%s", key, ",".join(opened) or "none")
             state.opened = opened
-            for lock in self._users.locks(key):
+            for lock in self.users.locks(key):
                 self._queue.add(lock_key(*lock))
-        return self._next_look(state, sights)
+        again = self._next_look(state, sights)
+        quiet = all(sight.state == OPEN for sight in (*seen.values(), *sights.values()))
+        if quiet and again == LOOK_SECONDS and state.settled and state.roll and state.roll.done:
+            assert state.newest is not None, "the status was written"
+            state.rest = Rest(ensemble, state.newest[0], seen, self._now())
+        return again
+
+    async def _rests(self, state: State) -> bool:
+        """A look at the nodes alone: nobody has written to anything that belongs to the ensemble,
+        and the watch has shown that it would tell. Whether there is nothing more to do."""
+        rest, nodes, now = state.rest, state.nodes, self._now()
+        if rest is None or nodes is None or not state.left or state.left != state.version:
+            return False
+        shown = any(obj is None or not self._applier.as_left(obj) for obj in state.shown)
+        known = state.credentials
+        rotating = known is None or state.aligned != known or len(known.valid) > 1
+        if shown or rotating or self.users.leaving(rest.ensemble.key):
+            return False
+        if now - rest.since > REREAD_SECONDS:
+            return False
+        state.shown.clear()
+        sights = await nodes.look()
+        if any(sight is not rest.sights.get(id) for id, sight in sights.items()):
+            return False
+        state.looked, state.newest = now, (rest.obj, now)
+        await self.users.sync(rest.ensemble, nodes, sights)
+        await self.board.pass_on(rest.ensemble.key, nodes, sights)
+        return True
 
     def look(self, key: Key) -> None:
         """Somebody has reason to think that a lock has another holder now."""
@@ -155,7 +194,7 @@ class EnsembleReconciler:
             self._queue.add(lock_key(namespace, name))
         await self.board.pass_on(ensemble.key, nodes, sights)
 
-    def _next_look(self, state: _State, sights: Mapping[str, Sight]) -> float:
+    def _next_look(self, state: State, sights: Mapping[str, Sight]) -> float:
         now, statuses = self._now(), node_statuses(sights)
         if state.seen is None or state.seen[0] != statuses:
             state.seen = (statuses, now)
@@ -177,15 +216,19 @@ class EnsembleReconciler:
             await self._drop(key)
 
     async def _drop(self, key: Key) -> None:
-        self._users.drop(key)
+        self.users.drop(key)
         self._births.drop(key)
         self.board.drop(key)
         state = self._states.pop(key, None)
         if state is not None and state.nodes is not None:
             await state.nodes.close()
 
-    async def _bring_objects(self, ensemble: Ensemble, state: _State) -> None:
+    async def _bring_objects(self, ensemble: Ensemble, state: State) -> None:
         now = self._now()
+        if not all(obj is not None and self._applier.as_left(obj) for obj in state.shown):
+            state.settled = None
+            self.users.check(ensemble.key)
+        state.shown.clear()
         if state.settled is not None:
             generation, when = state.settled
             if generation == ensemble.generation and now - when < RESYNC_SECONDS:
@@ -212,7 +255,7 @@ class EnsembleReconciler:
                 log.warning('object-refused ensemble=%s error="%s"', ensemble.key, problem)
         state.problem = problem
 
-    async def _bring_tls(self, ensemble: Ensemble, state: _State) -> str:
+    async def _bring_tls(self, ensemble: Ensemble, state: State) -> str:
         """What is wrong with the certificates that are offered."""
         if ensemble.tls is None:
             return ""
@@ -233,7 +276,7 @@ class EnsembleReconciler:
             return f"{obj['kind']} {obj['metadata']['name']}: {error}"
         return ""
 
-    async def _rotate(self, ensemble: Ensemble, state: _State, nodes: Nodes) -> None:
+    async def _rotate(self, ensemble: Ensemble, state: State, nodes: Nodes) -> None:
         """One step of a change of passwords; once for each operator, a look at what nodes know."""
         known = state.credentials
         assert known is not None, "the objects were brought before"
@@ -245,7 +288,7 @@ class EnsembleReconciler:
         if new != known:
             state.credentials, state.settled = new, None  # servers' configuration follows
 
-    async def _nodes(self, ensemble: Ensemble, state: _State) -> Nodes:
+    async def _nodes(self, ensemble: Ensemble, state: State) -> Nodes:
         assert state.credentials is not None, "the objects were brought before"
         wanted = (ensemble.membership, state.credentials.current, state.trusted)
         known = state.nodes
@@ -259,45 +302,18 @@ class EnsembleReconciler:
         return known
 
     async def _roll(
-        self, ensemble: Ensemble, state: _State, obj: Object, sights: Mapping[str, Sight]
+        self, ensemble: Ensemble, state: State, obj: Object, sights: Mapping[str, Sight]
     ) -> None:
-        """One step of a rolling change, if there is one to take (rolling.py). While a node does not
-        vote, its pod is looked at as well: it may say why, and nobody else would."""
+        """While a node does not vote, its pod is looked at as well: it may say why, and nobody else
+        would."""
         everybody = all(sight.state == OPEN for sight in sights.values())
-        if state.roll is not None and state.roll.done and everybody:
-            return
-        labels = f"{names.LABEL_ENSEMBLE}={ensemble.name},{names.LABEL_NODE}"
-        sets = _by_node(await self._api.find(STATEFUL_SET, ensemble.namespace, labels))
-        pods = _by_node(await self._api.find(POD, ensemble.namespace, labels))
-        outlook = self.board.outlook(ensemble.key)
-        assert outlook is not None, "seen before"
-        state.roll = decide(
-            [
-                node_pod(sight, sets.get(id), pods.get(id), outlook.needing(id))
-                for id, sight in sights.items()
-            ]
-        )
-        for node in state.roll.delete:
-            assert node.pod is not None, "only what is there is outdated"
-            await self._api.delete(node.pod)
-            log.info("node-replaced ensemble=%s node=%s memory=none", ensemble.key, node.node)
-        if (target := state.roll.evict) is None:
-            return
-        assert target.pod is not None, "only what is there is outdated"
-        try:
-            await self._api.evict(target.pod)
-        except ApiError as error:
-            if error.status != 429:
-                raise
-            log.info('eviction-refused node=%s/%s error="%s"', ensemble.key, target.node, error)
-            state.roll = state.roll.refused(str(error))
-            return
-        log.info("node-replaced ensemble=%s node=%s", ensemble.key, target.node)
-        happening = Happening("NodeReplaced", f"node {target.node}: its pod has an older template")
-        await tell(self._api, obj, [happening])
+        if state.roll is None or not state.roll.done or not everybody:
+            outlook = self.board.outlook(ensemble.key)
+            assert outlook is not None, "seen before"
+            state.roll = await self._roller.step(ensemble, obj, sights, outlook)
 
     async def _write_status(
-        self, ensemble: Ensemble, state: _State, obj: Object, sights: Mapping[str, Sight]
+        self, ensemble: Ensemble, state: State, obj: Object, sights: Mapping[str, Sight]
     ) -> None:
         assert state.roll is not None, "decided before"
         old = obj.get("status", {})
@@ -316,10 +332,10 @@ class EnsembleReconciler:
                 old.get("conditions", []), conditions, ensemble.generation, datetime.now(UTC)
             ),
         }
+        after = obj
         if changed(old, new):
-            await self._api.patch_status(obj, new)
+            after = await self._api.patch_status(obj, new)
             await tell(self._api, obj, node_happenings(old.get("nodes", []), new["nodes"]))
-
-
-def _by_node(objects: list[Object]) -> dict[str, Object]:
-    return {obj["metadata"]["labels"][names.LABEL_NODE]: obj for obj in objects}
+        state.newest = (after, self._now())
+        if only_ours(obj, after, new):
+            state.left = after["metadata"]["resourceVersion"]

@@ -6,6 +6,7 @@ up before everything else of the pod and ends after it: the lease is released wh
 
 from __future__ import annotations
 
+import posixpath
 from typing import Any
 
 from leasekeeper_operator import names
@@ -15,6 +16,7 @@ from leasekeeper_operator.settings import Settings
 
 CONTAINER = "leasekeeper"
 LEADER_VOLUME, STATE_VOLUME = "leasekeeper-leader", "leasekeeper-state"
+HEALTH_VOLUME = "leasekeeper-health"
 LOCK_VOLUME, TOKEN_VOLUME = "leasekeeper-lock", "leasekeeper-token"
 LEADER_DIR = "/var/run/lock"
 STATE_DIR = "/var/run/leasekeeper"
@@ -23,6 +25,7 @@ TOKEN_DIR = "/var/run/secrets/kubernetes.io/serviceaccount"
 HTTP_PORT, LOCAL_PORT = 8090, 4040
 ANNOTATION_INJECTED = "leasekeeper.dev/injected"
 """Tells our own container, when the API server asks a second time, from one that somebody wrote."""
+ANNOTATION_HEALTH = "leasekeeper.dev/health"
 TOKEN_SECONDS = 3607  # what Kubernetes uses for the tokens that it mounts by itself
 
 SIDECAR_SETTINGS = (
@@ -31,6 +34,10 @@ SIDECAR_SETTINGS = (
 )
 """Settings of the sidecar that a pod may choose, as annotations `leasekeeper.dev/NAME`."""
 
+MOST_LOCKS = 32
+"""Of one pod. Each is a Secret that is mounted and an election that is taken part in; a list as
+long as annotations may be, of tens of thousands of names, would stop the event loop for minutes."""
+
 Patch = list[Object]
 
 
@@ -38,16 +45,22 @@ class Denied(Exception):
     """The pod cannot be injected; the message says what to do."""
 
 
-def wanted_locks(pod: Object) -> list[str]:
-    """Which locks the pod asks for: one nearly always, several by commas."""
+def asked_locks(pod: Object) -> list[str]:
+    """What the pod's annotation says: one name nearly always, several by commas."""
     annotations = pod.get("metadata", {}).get("annotations") or {}
     text: str | None = annotations.get(names.LABEL_LOCK)
     return [] if text is None else [name.strip() for name in text.split(",")]
 
 
+def wanted_locks(pod: Object) -> list[str]:
+    """The locks that a pod may be a candidate of. Annotations of pods that run are edited, and
+    nobody checks what they say then."""
+    return [name for name in asked_locks(pod)[:MOST_LOCKS] if names.valid_lock_name(name)]
+
+
 def inject(pod: Object, settings: Settings) -> Patch:
     """What to change in a pod that asks for locks which exist. Nothing, if all is there."""
-    locks = wanted_locks(pod)
+    locks = asked_locks(pod)
     if not locks:
         return []
     check_names(locks)
@@ -57,18 +70,19 @@ def inject(pod: Object, settings: Settings) -> Patch:
     patch: Patch = []
     injected = (pod["metadata"].get("annotations") or {}).get(ANNOTATION_INJECTED) == joined
     inserted = not (injected and CONTAINER in existing)
+    health = _health_folder(pod)
     if inserted:
         _check_free(spec, existing, locks)
         # A label cannot list names; that it is there is what selects the pod.
         patch += metadata_patch(pod, "labels", {names.LABEL_LOCK: locks[0]})
         patch += metadata_patch(pod, "annotations", {ANNOTATION_INJECTED: joined})
-        patch += _extend(spec, "volumes", _volumes(locks))
-        patch += _insert_first(spec, "initContainers", _container(pod, locks, settings))
+        patch += _extend(spec, "volumes", _volumes(locks, health))
+        patch += _insert_first(spec, "initContainers", _container(pod, locks, health, settings))
     for field in _FIELDS:
         shift = 1 if inserted and field == "initContainers" else 0
         for index, container in enumerate(spec.get(field) or []):
             if container["name"] != CONTAINER:
-                patch += _mount_leader(f"/spec/{field}/{index + shift}", container)
+                patch += _mount_shared(f"/spec/{field}/{index + shift}", container, health)
     return patch
 
 
@@ -76,6 +90,11 @@ _FIELDS = ("initContainers", "containers")
 
 
 def check_names(locks: list[str]) -> None:
+    if len(locks) > MOST_LOCKS:
+        raise Denied(
+            f"the annotation {names.LABEL_LOCK} names {len(locks)} locks, and a pod can ask for"
+            f" {MOST_LOCKS} at most: share them out among several pods"
+        )
     for lock in locks:
         _check_name(lock)
         if locks.count(lock) > 1:
@@ -85,7 +104,7 @@ def check_names(locks: list[str]) -> None:
 def _check_name(lock: str) -> None:
     if not names.valid_lock_name(lock):
         raise Denied(
-            f"the annotation {names.LABEL_LOCK} is {lock!r}, which cannot be the name of a"
+            f"the annotation {names.LABEL_LOCK} is {lock[:80]!r}, which cannot be the name of a"
             f" DistributedLock: use at most {names.LONGEST_LOCK_NAME} lower-case letters, digits,"
             " dashes and dots"
         )
@@ -97,7 +116,7 @@ def _check_free(spec: Object, existing: list[str], locks: list[str]) -> None:
             f"the pod asks for a lock and already has a container named {CONTAINER!r}: rename that"
             f" container, or take away the annotation {names.LABEL_LOCK}"
         )
-    ours = {LEADER_VOLUME, STATE_VOLUME, TOKEN_VOLUME, *_folders(locks)}
+    ours = {LEADER_VOLUME, STATE_VOLUME, HEALTH_VOLUME, TOKEN_VOLUME, *_folders(locks)}
     if taken := sorted(ours & {volume["name"] for volume in spec.get("volumes") or []}):
         raise Denied(
             f"the pod asks for a lock and already has a volume named {taken[0]!r}: rename that"
@@ -105,21 +124,48 @@ def _check_free(spec: Object, existing: list[str], locks: list[str]) -> None:
         )
 
 
-def _mount_leader(path: str, container: Object) -> Patch:
-    """The app reads the leader file, and cannot write it."""
-    for mount in container.get("volumeMounts") or []:
-        if mount["name"] == LEADER_VOLUME:
-            return []
-        if mount["mountPath"].rstrip("/") == LEADER_DIR:
+def _health_folder(pod: Object) -> str:
+    """Where the app's health file stands, if the pod asks for one: a volume of its own, because the
+    app cannot write beside the leader file, and the sidecar sees nothing else of the app's.
+    """
+    path: str = (pod["metadata"].get("annotations") or {}).get(ANNOTATION_HEALTH, "")
+    if not path.startswith("/"):
+        return ""
+    folder = posixpath.dirname(path)
+    if posixpath.normpath(path) != path or path.startswith("//") or folder == "/" or ":" in path:
+        raise Denied(
+            f"the annotation {ANNOTATION_HEALTH} is {path!r}: name a file in a folder of its own,"
+            " as in /var/run/health/well"
+        )
+    for ours in (LEADER_DIR, STATE_DIR, CONFIG_DIR, TOKEN_DIR):
+        if posixpath.commonpath([folder, ours]) in (folder, ours):
+            raise Denied(
+                f"the annotation {ANNOTATION_HEALTH} is {path!r}, but {ours} is the sidecar's: name"
+                " a file elsewhere, as in /var/run/health/well"
+            )
+    return folder
+
+
+def _mount_shared(path: str, container: Object, health: str) -> Patch:
+    """The app reads the leader file, and cannot write it; its health file it writes."""
+    wanted = [{"name": LEADER_VOLUME, "mountPath": LEADER_DIR, "readOnly": True}]
+    if health:
+        wanted.append({"name": HEALTH_VOLUME, "mountPath": health})
+    mounts = container.get("volumeMounts") or []
+    there = {mount["name"] for mount in mounts}
+    missing = [mount for mount in wanted if mount["name"] not in there]
+    for mount in mounts:
+        place = mount["mountPath"].rstrip("/")
+        if place in {str(one["mountPath"]) for one in missing}:
+            what = "leader" if place == LEADER_DIR else "health"
             raise Denied(
                 f"the container {container['name']!r} already mounts the volume {mount['name']!r}"
-                f" at {LEADER_DIR}, where the leader file belongs: mount it elsewhere"
+                f" at {place}, where the {what} file belongs: mount it elsewhere"
             )
-    mount = {"name": LEADER_VOLUME, "mountPath": LEADER_DIR, "readOnly": True}
-    return _extend(container, "volumeMounts", [mount], at=path)
+    return _extend(container, "volumeMounts", missing, at=path) if missing else []
 
 
-def _container(pod: Object, locks: list[str], settings: Settings) -> Object:
+def _container(pod: Object, locks: list[str], health: str, settings: Settings) -> Object:
     container: Object = {
         "name": CONTAINER,
         "image": settings.sidecar_image,
@@ -142,6 +188,9 @@ def _container(pod: Object, locks: list[str], settings: Settings) -> Object:
             {"name": TOKEN_VOLUME, "mountPath": TOKEN_DIR, "readOnly": True},
         ],
     }
+    if health:
+        mount = {"name": HEALTH_VOLUME, "mountPath": health, "readOnly": True}
+        container["volumeMounts"].append(mount)
     if settings.sidecar_pull_policy:
         container["imagePullPolicy"] = settings.sidecar_pull_policy
     return container
@@ -193,7 +242,7 @@ def _by_annotation(pod: Object) -> list[Object]:
     ]
 
 
-def _volumes(locks: list[str]) -> list[Object]:
+def _volumes(locks: list[str], health: str) -> list[Object]:
     memory = {"medium": "Memory", "sizeLimit": "1Mi"}
     # A token of its own: pods that switch off the automatic one can still be candidates.
     token = [
@@ -218,6 +267,7 @@ def _volumes(locks: list[str]) -> list[Object]:
     return [
         {"name": LEADER_VOLUME, "emptyDir": memory},
         {"name": STATE_VOLUME, "emptyDir": memory},
+        *([{"name": HEALTH_VOLUME, "emptyDir": memory}] if health else []),
         *(
             # All of its keys: an ensemble with TLS adds its CA.
             {"name": volume, "secret": {"secretName": names.lock_objects(lock)}}

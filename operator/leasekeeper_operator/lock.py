@@ -13,24 +13,25 @@ import secrets
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Protocol
 
 from leasekeeper_operator import leadership, names, wishes
-from leasekeeper_operator.api import ENSEMBLE, LOCK, SECRET, Api, ApiError, Object
-from leasekeeper_operator.apply import Applier, stamped
-from leasekeeper_operator.board import Board
+from leasekeeper_operator.api import ENSEMBLE, LOCK, SECRET, Api, ApiError, Conflict, Object
+from leasekeeper_operator.apply import Applier, only_ours
+from leasekeeper_operator.board import Ensembles
 from leasekeeper_operator.events import Happening, tell
-from leasekeeper_operator.manifests.ensemble import known_locks
+from leasekeeper_operator.labelling import Labelling
 from leasekeeper_operator.manifests.lock import (
+    digests_of,
     ensemble_of,
     lock_secret,
     own_ensemble,
-    password_of,
+    passwords_in,
     published_by,
     role,
     role_binding,
 )
 from leasekeeper_operator.model import Ensemble, Key, Lock, Place, ensemble_for, ensemble_key
+from leasekeeper_operator.rotation import SETTLE, Rotating
 from leasekeeper_operator.routing import Routing
 from leasekeeper_operator.settings import Settings
 from leasekeeper_operator.status import (
@@ -46,7 +47,9 @@ from leasekeeper_operator.tls import material_in
 log = logging.getLogger(__name__)
 
 MOVING = "MovingEnsemble"
-MOVING_SECONDS = 2.0  # how often a lock that waits for its old ensemble is looked at
+MOVING_SECONDS = 2.0
+"""How often a lock is looked at that waits for its old ensemble, or for nodes to be told of a new
+password."""
 RESYNC_SECONDS = 600.0  # for what no watch reports: Role and RoleBinding edited by hand
 
 
@@ -58,18 +61,6 @@ class Refused(Exception):
     message: str
 
 
-class Ensembles(Protocol):
-    """What this side knows of the other reconciler."""
-
-    board: Board
-
-    def locks_changed(self, key: Key) -> None:
-        """A lock of this ensemble came, went or changed."""
-
-    def look(self, key: Key) -> None:
-        """A lock of this ensemble may have another holder now."""
-
-
 class LockReconciler:
     def __init__(
         self, api: Api, applier: Applier, settings: Settings, ensembles: Ensembles
@@ -78,28 +69,62 @@ class LockReconciler:
         self._applier = applier
         self._settings = settings
         self._ensembles = ensembles
-        self._locks_changed = ensembles.locks_changed
+        self._users = ensembles.users
         self._routing = Routing(api, applier)
+        self._labelling = Labelling(api)
+        self._left: dict[Key, str] = {}
+        """By lock: the version whose event tells nothing that the last look did not know."""
+
+    def knows(self, key: Key, version: str) -> bool:
+        """Whether that version of the DistributedLock has nothing that its last look did not see:
+        it may have been made by it."""
+        return self._left.get(key) == version
+
+    def as_left(self, obj: Object) -> bool:
+        """The same of an object that belongs to a lock."""
+        return self._applier.as_left(obj)
 
     async def reconcile(self, key: Key) -> float | None:
+        self._left.pop(key, None)
         obj = await self._api.get(LOCK, key.namespace, key.name)
         if obj is None or obj["metadata"].get("deletionTimestamp"):
             await self._clean_up(key)
             return None
+        self._users.seen(obj)
         lock = Lock.parse(obj)
         place = ensemble_for(obj, self._settings.default_place)
-        found = await self._api.get(ENSEMBLE, *place)
+        found = self._ensembles.newest(ensemble_key(*place))
+        found = found or await self._api.get(ENSEMBLE, *place)
+        more: Object = {}
         try:
             if lock.ensemble is not None:
                 found = await self._bring_ensemble(lock, found)
             ensemble = self._accept(lock, place, found)
-            await self._publish(lock, ensemble)
+            # Only to ask in the better order: that nobody wrote a status proves nothing.
+            passwords = await self._publish(lock, ensemble, likely_new="status" not in obj)
         except Refused as refused:
             ready = Condition(READY, False, refused.reason, refused.message)
+            again = MOVING_SECONDS if ready.reason == MOVING else RESYNC_SECONDS
         else:
             ready = Condition(READY, True, "Published", "pods can be candidates of this lock")
-        await self._write_status(lock, obj, place, found, ready)
-        return MOVING_SECONDS if ready.reason == MOVING else RESYNC_SECONDS
+            more, again = self._rotation(obj, ensemble, passwords)
+        await self._write_status(lock, obj, place, found, ready, more)
+        return again
+
+    def _rotation(
+        self, obj: Object, ensemble: Ensemble, passwords: Rotating[str]
+    ) -> tuple[Object, float]:
+        """What the status says of a lock's password, and in how many seconds to look again."""
+        lock, said = Lock.parse(obj), obj.get("status", {}).get("passwordGeneration", 1)
+        if passwords.since is not None:
+            left = SETTLE - (datetime.now(UTC) - passwords.since)
+            return {}, min(max(left.total_seconds(), MOVING_SECONDS), RESYNC_SECONDS)
+        if passwords.generation == said and passwords.generation >= lock.password_generation:
+            return {}, RESYNC_SECONDS
+        told = self._users.told(ensemble.key, lock.full_name, digests_of(passwords))
+        if passwords.next is not None or not told:
+            return {}, MOVING_SECONDS
+        return {"passwordGeneration": passwords.generation}, RESYNC_SECONDS
 
     async def _bring_ensemble(self, lock: Lock, found: Object | None) -> Object:
         """Of a lock that brings its own."""
@@ -145,29 +170,50 @@ class LockReconciler:
             )
         return ensemble
 
-    async def _publish(self, lock: Lock, ensemble: Ensemble) -> None:
-        await self._bring_secret(lock, ensemble)
-        await self._applier.bring(role(lock))
-        await self._applier.bring(role_binding(lock))
+    async def _publish(self, lock: Lock, ensemble: Ensemble, *, likely_new: bool) -> Rotating[str]:
+        passwords = await self._bring_secret(lock, ensemble, likely_new)
+        for wanted in (role(lock), role_binding(lock)):
+            try:
+                if likely_new:
+                    await self._applier.make(wanted)
+                    continue
+            except Conflict:
+                pass
+            await self._applier.bring(wanted)
+        return passwords
 
-    async def _bring_secret(self, lock: Lock, ensemble: Ensemble) -> None:
+    async def _bring_secret(
+        self, lock: Lock, ensemble: Ensemble, likely_new: bool
+    ) -> Rotating[str]:
         name = names.lock_objects(lock.name)
         trusted = await self._trusted(ensemble)
-        current = await self._api.get(SECRET, lock.namespace, name)
+        current = None if likely_new else await self._api.get(SECRET, lock.namespace, name)
         if current is None:
             await self._refuse_while_elsewhere(lock, ensemble)
-            # Created and not applied: of two operators, one makes the password. The other one's
-            # conflict is tried again.
-            await self._api.create(stamped(lock_secret(lock, ensemble, _password(), trusted)))
-            log.info("lock-published lock=%s ensemble=%s", lock.key, ensemble.key)
-            self._locks_changed(ensemble.key)
-            return
+            # Created and not applied: of two operators, one makes the password.
+            first = Rotating(_password(), lock.password_generation)
+            try:
+                made = await self._applier.make(lock_secret(lock, ensemble, first, trusted))
+            except Conflict:
+                current = await self._api.get(SECRET, lock.namespace, name)
+                if current is None:
+                    raise
+            else:
+                log.info("lock-published lock=%s ensemble=%s", lock.key, ensemble.key)
+                self._users.published(ensemble, made)
+                return first
         await self._check_secret(lock, ensemble, current)
-        password = password_of(current) or _password()
-        after = await self._applier.bring(lock_secret(lock, ensemble, password, trusted))
+        known = passwords_in(current, _password)
+        told = self._users.told(ensemble.key, lock.full_name, digests_of(known))
+        new = known.advance(lock.password_generation, told, datetime.now(UTC), _password)
+        after = await self._applier.bring(lock_secret(lock, ensemble, new, trusted), current)
         if after["metadata"]["resourceVersion"] != current["metadata"]["resourceVersion"]:
-            log.info("lock-republished lock=%s ensemble=%s", lock.key, ensemble.key)
-            self._locks_changed(ensemble.key)
+            log.info(
+                "lock-republished lock=%s ensemble=%s generation=%d passwords=%d",
+                *(lock.key, ensemble.key, new.generation, len(new.valid)),
+            )
+        self._users.published(ensemble, after)
+        return new
 
     async def _trusted(self, ensemble: Ensemble) -> str:
         """The CAs of the nodes' certificates; empty: the nodes speak without TLS."""
@@ -183,19 +229,11 @@ class LockReconciler:
     async def _refuse_while_elsewhere(self, lock: Lock, ensemble: Ensemble) -> None:
         """A lock of this name may have been deleted on another ensemble a moment ago, and its pods
         may still elect a leader there."""
-        others = [Ensemble.parse(found) for found in await self._api.find(ENSEMBLE)]
-        # All at once: with ten ensembles and a thousand locks, one by one took half of a start.
-        secrets = {
-            (found["metadata"]["namespace"], found["metadata"]["name"]): found
-            for found in await self._api.find(SECRET, labels=names.OF_ENSEMBLES)
-        }
-        for other in others:
-            secret = secrets.get((other.namespace, names.users_secret(other.name)))
-            if other.key == ensemble.key or secret is None:
-                continue
-            if lock.full_name in known_locks(secret):
-                self._locks_changed(other.key)
-                raise _moving(other.full_name, ensemble)
+        other = await self._users.elsewhere(lock.full_name, ensemble.key)
+        if other is not None:
+            self._users.withdrawn(lock.full_name)  # should nobody have told that ensemble
+            self._ensembles.look(other)
+            raise _moving(str(other), ensemble)
 
     async def _check_secret(self, lock: Lock, ensemble: Ensemble, secret: Object) -> None:
         name = f"{lock.namespace}/{secret['metadata']['name']}"
@@ -210,7 +248,7 @@ class LockReconciler:
             if published_by(secret, lock.name) not in ("", lock.uid):
                 # Of a lock that is gone: this one has nothing to lose yet, and can be moved.
                 await self._api.delete(secret)
-                self._locks_changed(ensemble_key(*published))
+                self._users.withdrawn(lock.full_name)
                 raise _moving("/".join(published), ensemble)
             raise Refused(
                 "EnsembleChanged",
@@ -222,6 +260,7 @@ class LockReconciler:
     async def _clean_up(self, key: Key) -> None:
         """Owner references do it as well, but later; candidates are cut off as soon as the Secret
         is gone and the ensemble looks."""
+        self._users.gone(str(key))
         secret = await self._api.get(SECRET, key.namespace, names.lock_objects(key.name))
         if secret is None or (published := ensemble_of(secret)) is None:
             return
@@ -230,7 +269,7 @@ class LockReconciler:
             return
         await self._api.delete(secret)
         log.info("lock-gone lock=%s ensemble=%s", key, "/".join(published))
-        self._locks_changed(ensemble_key(*published))
+        self._users.withdrawn(str(key))
 
     async def _write_status(
         self,
@@ -239,10 +278,11 @@ class LockReconciler:
         place: tuple[str, str],
         found: Object | None,
         ready: Condition,
+        more: Object,
     ) -> None:
         old = obj.get("status", {})
         conditions = [ready]
-        new: Object = {"observedGeneration": lock.generation, "ensemble": "/".join(place)}
+        new: Object = {"observedGeneration": lock.generation, "ensemble": "/".join(place), **more}
         happened: list[Happening] = []
         if found is not None:
             total = Ensemble.parse(found).nodes
@@ -250,13 +290,13 @@ class LockReconciler:
             quorum = quorum_condition(opened, total)
             if ready.holds and not quorum.holds:
                 ready = Condition(READY, False, quorum.reason, quorum.message)
-            held, more, happened = await self._leadership(lock, obj, ensemble_key(*place))
-            problem = await self._route(lock, obj, place)
+            held, leads, happened = await self._leadership(lock, obj, ensemble_key(*place))
+            problem, routed = await self._route(lock, obj, place)
             degraded = leadership.degraded_condition(problem, opened, total)
             conditions = [ready, quorum, degraded]
             if held is not None:
                 conditions.append(held)
-            new |= {"nodes": f"{opened}/{total}", "quorum": total // 2 + 1, **more}
+            new |= {"nodes": f"{opened}/{total}", "quorum": total // 2 + 1, **leads, **routed}
         if lock.service is not None:
             new["service"] = lock.service["name"]
         elif "service" in old:
@@ -264,13 +304,20 @@ class LockReconciler:
         new["conditions"] = merge_conditions(
             old.get("conditions", []), conditions, lock.generation, datetime.now(UTC)
         )
+        after = obj
         if changed(old, new):
-            await self._api.patch_status(obj, new)
+            after = await self._api.patch_status(obj, new)
             await tell(self._api, obj, happened)
+        if only_ours(obj, after, new):
+            self._left[lock.key] = after["metadata"]["resourceVersion"]
 
-    async def _route(self, lock: Lock, obj: Object, place: Place) -> tuple[str, str]:
-        outlook = self._ensembles.board.outlook(ensemble_key(*place))
-        return await self._routing.bring(lock, outlook, obj.get("status", {}).get("service") or "")
+    async def _route(self, lock: Lock, obj: Object, place: Place) -> tuple[tuple[str, str], Object]:
+        """Service and label: what is not as the spec says, and what the status says of it."""
+        old, outlook = obj.get("status", {}), self._ensembles.board.outlook(ensemble_key(*place))
+        problem = await self._routing.bring(lock, outlook, old.get("service") or "")
+        last = old.get("labelledPod") or ""
+        pod, wrong = await self._labelling.bring(lock, outlook, last)
+        return problem if problem[0] else wrong, {"labelledPod": pod or None} if pod != last else {}
 
     async def _leadership(
         self, lock: Lock, obj: Object, ensemble: Key

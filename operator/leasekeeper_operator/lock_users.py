@@ -23,19 +23,30 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from leasekeeper.redlock import users
 from leasekeeper.redlock.registry import Record, largest_plausible
+from leasekeeper.redlock.users_file import Digests
 from leasekeeper_operator import names
-from leasekeeper_operator.api import LOCK, SECRET, Api, Object
+from leasekeeper_operator.api import SECRET, Api, Object
 from leasekeeper_operator.apply import Applier, digest
+from leasekeeper_operator.link import NodeError
+from leasekeeper_operator.lock_index import (
+    REREAD_SECONDS,
+    Followed,
+    Given,
+    Locks,
+    UserFiles,
+    full_name,
+    given,
+    lock_of,
+    split,
+)
 from leasekeeper_operator.manifests.ensemble import parse_departing, parse_users, users_secret
-from leasekeeper_operator.manifests.lock import password_of, published_by, published_for
-from leasekeeper_operator.model import Ensemble, Key, Place, ensemble_for
-from leasekeeper_operator.nodes import OPEN, NodeError, Nodes, Sight
+from leasekeeper_operator.manifests.lock import published_for
+from leasekeeper_operator.model import Ensemble, Key, Place, ensemble_for, ensemble_key
+from leasekeeper_operator.nodes import OPEN, Nodes, Sight
 
 log = logging.getLogger(__name__)
 
-REREAD_SECONDS = 60.0  # should an event of a Secret be missed
 RECHECK_SECONDS = 10.0
 """An agent that begins again with an old copy of its file (the kubelet renews it about once a
 minute) sets the users of that copy, one too many or too few; this is how long it can last."""
@@ -51,16 +62,28 @@ class _Departing:
 
 @dataclass(slots=True)
 class _State:
-    wanted: dict[str, str] = field(default_factory=dict)
+    given: Followed[Given] = field(default_factory=Followed)
+    """The locks' Secrets for this ensemble, as far as they are to be trusted."""
+    dirty: bool = False
+    """Something else is known than when `wanted` was made."""
+    wanted: dict[str, frozenset[str]] = field(default_factory=dict)
     departing: dict[str, _Departing] = field(default_factory=dict)
+    naming: set[str] = field(default_factory=set)
+    """What ENSEMBLE-users names, or is about to: before it is written, for `elsewhere`."""
+    target: str = ""
+    """Digest of what nodes shall know."""
     locks: set[str] = field(default_factory=set)
     """All that ask for this ensemble, also in vain, and those that did at the reading before."""
     generation: int = 0
     """Of the ensemble when `wanted` was made: who is allowed may have changed."""
     read_at: float | None = None
     """When `wanted` was last made from the API server's objects; none: it must be made anew."""
-    told: dict[str, tuple[str, float]] = field(default_factory=dict)
+    told: dict[str, tuple[tuple[str, int, str], float]] = field(default_factory=dict)
     """By node: what it was last brought to, and when."""
+    knows: dict[str, Digests] = field(default_factory=dict)
+    """By node, of all: the users that it was last brought to; none of one that is not open."""
+    turn: str = ""
+    """The node on which old passwords are taken away in this round."""
 
 
 class LockUsers:
@@ -71,20 +94,69 @@ class LockUsers:
         api: Api,
         applier: Applier,
         default: Place,
+        look: Callable[[Key], None] = lambda _: None,
         *,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`look`: told of each ensemble whose locks are not what they were."""
         self._api = api
         self._default = default
+        self._look = look
         self._applier = applier
         self._now = now
         self._states: dict[Key, _State] = {}
-        self._reading = asyncio.Lock()
+        self._all = Locks(api, default, now)
+        self._files = UserFiles(api)
 
     def invalidate(self, ensemble: Key) -> None:
-        """A lock of this ensemble came, went or changed."""
+        """Nothing that is known of this ensemble's locks is to be trusted."""
+        self._all.invalidate()
         if state := self._states.get(ensemble):
             state.read_at = None
+
+    def seen(self, lock: Object) -> None:
+        if self._all.seen(lock):
+            name, place = full_name(lock), ensemble_for(lock, self._default)
+            self._soil(*self._naming(name), ensemble_key(*place))
+
+    def gone(self, lock: str) -> None:
+        self._all.gone(lock)
+        self._soil(*self._naming(lock))
+
+    def published(self, ensemble: Ensemble, secret: Object) -> None:
+        lock, state = lock_of(secret), self._states.get(ensemble.key)
+        # Without a state, the first look reads them all.
+        if state is None or state.given.put(lock, given(ensemble, lock, secret)):
+            self._soil(ensemble.key)
+
+    def withdrawn(self, lock: str) -> None:
+        states = self._states.items()
+        self._soil(*[key for key, state in states if state.given.put(lock, None)])
+
+    def _naming(self, lock: str) -> list[Key]:
+        return [key for key, state in self._states.items() if lock in state.naming]
+
+    def _soil(self, *ensembles: Key) -> None:
+        for key in ensembles:
+            if state := self._states.get(key):
+                state.dirty = True
+            self._look(key)
+
+    async def elsewhere(self, lock: str, ensemble: Key) -> Key | None:
+        files = await self._files.read()
+        named = [(key, locks) for key, locks in files.items() if lock in locks]
+        # What we wrote since, or are writing.
+        named += [(key, state.naming) for key, state in self._states.items()]
+        return next((key for key, locks in named if key != ensemble and lock in locks), None)
+
+    def leaving(self, ensemble: Key) -> bool:
+        """Whether a lock that left is waited for."""
+        return bool(self._states.get(ensemble, _State()).departing)
+
+    def check(self, ensemble: Key) -> None:
+        """Somebody else wrote to what belongs to this ensemble, and ENSEMBLE-users does."""
+        if state := self._states.get(ensemble):
+            state.dirty = True
 
     def drop(self, ensemble: Key) -> None:
         self._states.pop(ensemble, None)
@@ -92,7 +164,12 @@ class LockUsers:
     def locks(self, ensemble: Key) -> list[tuple[str, str]]:
         """Namespace and name of the locks of an ensemble, as last read."""
         state = self._states.get(ensemble, _State())
-        return [_split(lock) for lock in state.locks]
+        return [split(lock) for lock in state.locks]
+
+    def told(self, ensemble: Key, lock: str, digests: frozenset[str]) -> bool:
+        """Whether every node is open and takes these passwords of that lock, and no others."""
+        known = self._states.get(ensemble, _State()).knows.values()
+        return bool(known) and all(node.get(lock) == digests for node in known)
 
     async def ever_published(self, ensemble: Ensemble) -> bool:
         """Whether any lock was given to candidates, as far as the API server remembers: also an
@@ -109,7 +186,6 @@ class LockUsers:
     ) -> None:
         """`record`: of the births; without it nothing is forgotten."""
         state = self._states.setdefault(ensemble.key, _State())
-        old = state.read_at is None or self._now() - state.read_at > REREAD_SECONDS
         departed = self._departed(ensemble, state)
         if record is not None:
             # Before it is taken from the file: an operator that dies in between does it again.
@@ -117,18 +193,12 @@ class LockUsers:
             largest = largest_plausible(record, int(time.time() * 1000))
             for lock in departed:
                 await self._forget(ensemble, nodes, sights, lock, largest)
-        if old or state.generation != ensemble.generation or departed:
-            # Set before reading: what is invalidated while we read is read again.
-            state.read_at, state.generation = self._now(), ensemble.generation
-            try:
-                # One at a time: each holds all locks of the cluster in memory for a moment.
-                async with self._reading:
-                    await self._read(ensemble, state)
-            except BaseException:
-                state.read_at = None
-                raise
+        await self._follow(ensemble, state, bool(departed))
         # Also those that are open and do not count: nobody shall be let in there who left.
         opened = [sight for sight in sights.values() if sight.view and sight.view.open]
+        votes = {sight.id for sight in opened}
+        state.knows = {id: state.knows.get(id, {}) if id in votes else {} for id in sights}
+        state.turn = ""
         await asyncio.gather(*(self._tell(ensemble, state, nodes, sight) for sight in opened))
         self._time_departures(ensemble, state)
 
@@ -150,34 +220,78 @@ class LockUsers:
             else:
                 log.info("forgotten ensemble=%s node=%s lock=%s", ensemble.key, sight.id, lock)
 
-    async def _read(self, ensemble: Ensemble, state: _State) -> None:
+    async def _follow(self, ensemble: Ensemble, state: _State, departed: bool) -> None:
+        now = self._now()
+        anew = (
+            state.read_at is None
+            or now - state.read_at > REREAD_SECONDS
+            or state.generation != ensemble.generation
+        )
+        if not (anew or state.dirty or departed):
+            return
+        # Set before reading: what is invalidated while we read is read again.
+        state.dirty = False
+        if anew:
+            state.read_at, state.generation = now, ensemble.generation
+        try:
+            if anew:
+                await state.given.read(lambda: self._load(ensemble))
+                await self._all.read()  # after the Secrets: a lock is older than its Secret
+            await self._decide(ensemble, state)
+        except BaseException:
+            state.read_at = None
+            raise
+
+    async def _load(self, ensemble: Ensemble) -> dict[str, Given]:
         published = await self._api.find(SECRET, labels=published_for(ensemble))
-        # After the Secrets: a lock is older than its Secret.
-        objects = {_full_name(obj): obj for obj in await self._api.find(LOCK)}
+        found = {(lock := lock_of(secret)): given(ensemble, lock, secret) for secret in published}
+        return {lock: known for lock, known in found.items() if known is not None}
+
+    async def _decide(self, ensemble: Ensemble, state: _State) -> None:
+        """Who is let in, and who leaves; written to ENSEMBLE-users before any node is told."""
         name = names.users_secret(ensemble.name)
-        current = await self._api.get(SECRET, ensemble.namespace, name) or {}
-        known = parse_users(current)
-        wanted = {}
-        for secret in published:
-            full_name, password = _entrusted(ensemble, secret, objects, self._default)
-            if password:
-                wanted[full_name] = users.digest(password)
-        for lock, password_digest in known.items():
-            if lock not in wanted and _belongs(ensemble, objects.get(lock), self._default):
-                wanted[lock] = password_digest
-        left = {*known, *state.wanted, *parse_departing(current), *state.departing}
+        current = await self._api.get(SECRET, ensemble.namespace, name)
+        known = parse_users(current or {})
+        named = {*known, *parse_departing(current or {}), *state.wanted, *state.departing}
         gone = self._departed(ensemble, state)
+        wanted = self._wanted(ensemble, state, known)
+        if leaving := named - wanted.keys() - state.departing.keys():
+            # Nobody is cut off by hearsay.
+            for lock in leaving:
+                await self._look_again(ensemble, state, lock)
+            wanted = self._wanted(ensemble, state, known)
         departing = {
-            lock: state.departing.get(lock) or _Departing() for lock in left - wanted.keys() - gone
+            lock: state.departing.get(lock) or _Departing() for lock in named - wanted.keys() - gone
         }
-        await self._applier.bring(users_secret(ensemble, wanted, departing))
-        asking = {
-            lock
-            for lock, obj in objects.items()
-            if ensemble_for(obj, self._default) == (ensemble.namespace, ensemble.name)
-        }
-        state.locks = asking | {*wanted, *state.wanted}
+        state.naming |= {*wanted, *departing}
+        await self._applier.bring(users_secret(ensemble, wanted, departing), current)
+        state.naming = {*wanted, *departing}
+        state.locks = self._all.on(ensemble) | {*wanted, *state.wanted}
         state.wanted, state.departing = wanted, departing
+        lines = sorted((lock, sorted(digests)) for lock, digests in wanted.items())
+        state.target = digest([lines, sorted(departing)])
+
+    def _wanted(
+        self, ensemble: Ensemble, state: _State, known: Digests
+    ) -> dict[str, frozenset[str]]:
+        wanted = {}
+        for lock, secret in state.given.items():
+            asking = self._all.get(lock)
+            # A lock whose default ensemble became another one stays where it was published; one
+            # that was deleted and made again elsewhere does not own its predecessor's Secret.
+            if asking is not None and (secret.uid == asking.uid or asking.belongs(ensemble)):
+                wanted[lock] = secret.digests
+        for lock, digests in known.items():
+            asking = self._all.get(lock)
+            if lock not in wanted and asking is not None and asking.belongs(ensemble):
+                wanted[lock] = digests
+        return wanted
+
+    async def _look_again(self, ensemble: Ensemble, state: _State, lock: str) -> None:
+        await self._all.look_again(lock)
+        namespace, name = split(lock)
+        secret = await self._api.get(SECRET, namespace, names.lock_objects(name))
+        state.given.put(lock, given(ensemble, lock, secret))
 
     def _departed(self, ensemble: Ensemble, state: _State) -> set[str]:
         """The departing locks that can have no leader here any more."""
@@ -198,20 +312,22 @@ class LockUsers:
 
     async def _tell(self, ensemble: Ensemble, state: _State, nodes: Nodes, sight: Sight) -> None:
         assert sight.view is not None, "an open node has a view"
-        wanted = dict(state.wanted)
-        target = digest([sight.view.life, sight.view.incarnation, wanted, sorted(state.departing)])
-        done, when = state.told.get(sight.id, ("", 0.0))
+        wanted = state.wanted
+        target = (sight.view.life, sight.view.incarnation, state.target)
+        done, when = state.told.get(sight.id, (None, 0.0))
         if done == target and self._now() - when < RECHECK_SECONDS:
             return
         try:
-            await self._bring(ensemble, state, nodes, sight.id, wanted)
+            complete = await self._bring(ensemble, state, nodes, sight.id, wanted)
         except NodeError as error:
             # The node will be Unreachable or Closed at the next look; the others go on.
             log.warning(
                 'users-not-told ensemble=%s node=%s error="%s"', ensemble.key, sight.id, error
             )
         else:
-            state.told[sight.id] = (target, self._now())
+            if complete:
+                state.told[sight.id] = (target, self._now())
+                state.knows[sight.id] = wanted
 
     async def _bring(
         self,
@@ -219,67 +335,34 @@ class LockUsers:
         state: _State,
         nodes: Nodes,
         node: str,
-        wanted: Mapping[str, str],
-    ) -> None:
-        present = await nodes.users(node)
-        for lock, known in wanted.items():
-            if present.get(lock) != known:
-                await nodes.set_user(node, lock, known)
-                log.info("user-set ensemble=%s node=%s lock=%s", ensemble.key, node, lock)
+        wanted: Digests,
+    ) -> bool:
+        """Whether the node knows these now: old passwords are taken away on one node at a time."""
+        present, complete = await nodes.users(node), True
+        if present == wanted and not state.departing:
+            return True
+        for lock, digests in wanted.items():
+            known = present.get(lock, frozenset())
+            if known == digests:
+                continue
+            if known > digests:
+                state.turn = state.turn or node
+                if state.turn != node:
+                    complete = False
+                    continue
+                # Cuts the connections, too: also of somebody who came in by the old one. All of
+                # its own have been able to read the new one for long, and come back with it.
+                await nodes.delete_user(node, lock)
+            await nodes.set_user(node, lock, digests)
+            log.info("user-set ensemble=%s node=%s lock=%s", ensemble.key, node, lock)
         for lock in present.keys() - wanted.keys():
-            found = await self._api.get(LOCK, *_split(lock))
-            if lock in state.departing or not _belongs(ensemble, found, self._default):
+            state.dirty |= await self._all.look_again(lock)
+            asking = self._all.get(lock)
+            if lock in state.departing or asking is None or not asking.belongs(ensemble):
                 await nodes.delete_user(node, lock)
                 log.info("user-deleted ensemble=%s node=%s lock=%s", ensemble.key, node, lock)
         for lock, departing in state.departing.items():
             departing.cut_off_on.add(node)
             if lock in present:  # until now it could vote for it: an old file, maybe
                 departing.since = None
-
-
-def _belongs(ensemble: Ensemble, lock: Object | None, default: Place) -> bool:
-    """Whether this ensemble is the one where that lock's candidates vote."""
-    return (
-        lock is not None
-        and ensemble.allows(lock["metadata"]["namespace"])
-        and ensemble_for(lock, default) == (ensemble.namespace, ensemble.name)
-    )
-
-
-def _entrusted(
-    ensemble: Ensemble, secret: Object, locks: Mapping[str, Object], default: Place
-) -> tuple[str, str]:
-    """The lock of a published Secret, and its password; no password: it is not to be let in.
-
-    Who may write Secrets can write one that looks like ours. All that can be said without reading
-    what is in it comes first."""
-    metadata = secret["metadata"]
-    namespace, lock = metadata["namespace"], metadata["labels"][names.LABEL_LOCK]
-    full_name = f"{namespace}/{lock}"
-    if not ensemble.allows(namespace) or not _trustworthy(secret, lock):
-        return full_name, ""
-    found = locks.get(full_name)
-    # A lock whose default ensemble became another one stays where it was published; one that was
-    # deleted and made again elsewhere does not own its predecessor's Secret.
-    own = found is not None and published_by(secret, lock) == found["metadata"]["uid"]
-    if not own and not _belongs(ensemble, found, default):
-        return full_name, ""
-    return full_name, password_of(secret)
-
-
-def _trustworthy(secret: Object, lock: str) -> bool:
-    """A name that no lock can have would spoil the file for everybody."""
-    return (
-        names.valid_lock_name(lock)
-        and secret["metadata"]["name"] == names.lock_objects(lock)
-        and published_by(secret, lock) != ""
-    )
-
-
-def _full_name(lock: Object) -> str:
-    return f"{lock['metadata']['namespace']}/{lock['metadata']['name']}"
-
-
-def _split(lock: str) -> tuple[str, str]:
-    namespace, _, name = lock.partition("/")
-    return namespace, name
+        return complete

@@ -17,6 +17,7 @@ from aiohttp import web
 
 from leasekeeper import __version__
 from leasekeeper.lease import ConfigurationError
+from leasekeeper_operator.anothers import Anothers, say
 from leasekeeper_operator.api import ENSEMBLE, LOCK, Api, ApiError
 from leasekeeper_operator.apply import Applier
 from leasekeeper_operator.election import Deadman, Election, Gate, LeaderApi
@@ -32,8 +33,8 @@ from leasekeeper_operator.webhook import Webhook
 log = logging.getLogger("leasekeeper_operator")
 
 WORKERS = 8
-"""Keys that are worked on at once. Each waits for the network nearly all the time; more would only
-ask more of the API server at a start with many locks."""
+"""Keys of each kind that are worked on at once. Each waits for the network nearly all the time;
+more would only ask more of the API server at a start with many locks."""
 
 CLOSE_SECONDS = 3.0
 """For kopf to end. It has nothing to save, and the Lease was given back before."""
@@ -43,18 +44,26 @@ Pages = Mapping[str, Callable[[web.Request], Awaitable[web.Response]]]
 
 class Health:
     """/healthz: the event loop turns, and the election with it. /readyz: pods can be injected, and
-    somebody leads. Whether it is us does not matter: a standby is as ready as a leader.
+    somebody leads. Whether it is us does not matter: a standby is as ready as a leader. Nor does it
+    later, when a standby takes over: its webhook is the one that is left, and must be asked.
     """
 
     def __init__(self, election: Election, watching: asyncio.Event, webhook: Webhook | None):
         self._election = election
         self._watching = watching
         self._webhook = webhook
+        self._begun = False
 
     @property
     def why_not_ready(self) -> str:
         if self._webhook is not None and not self._webhook.serving:
-            return "the webhook does not serve yet"
+            return "the webhook does not serve"
+        why = "" if self._begun else self._why_not_begun
+        self._begun = not why
+        return why
+
+    @property
+    def _why_not_begun(self) -> str:
         if not self._election.knows.is_set():
             return "no replica leads yet"
         if self._election.leads and not self._watching.is_set():
@@ -100,6 +109,7 @@ class Operator:
         queue: Queue,
         gate: Gate,
     ) -> None:
+        self._api = api
         self._settings = settings
         self._queue = queue
         self._ensembles = ensembles
@@ -118,9 +128,12 @@ class Operator:
         )
 
     async def reconcile(self, key: Key) -> float | None:
-        if key.kind == ENSEMBLE.name:
-            return await self._ensembles.reconcile(key)
-        return await self._locks.reconcile(key)
+        ours = self._ensembles if key.kind == ENSEMBLE.name else self._locks
+        try:
+            return await ours.reconcile(key)
+        except Anothers as refused:
+            await say(self._api, key, refused)
+            raise
 
     async def run(self, listen: Callable[[], None]) -> None:
         """Until `close`. `listen` is called when kopf has taken the signals for itself."""
@@ -129,7 +142,7 @@ class Operator:
         self._workers = self._queue.start(self.metrics.counted(self.reconcile), WORKERS)
         before = asyncio.all_tasks()
         tasks = await kopf.spawn_tasks(
-            registry=Watches(self._queue, self._ensembles).registry(),
+            registry=Watches(self._queue, self._ensembles, self._locks).registry(),
             settings=watch_settings(),
             standalone=True,
             clusterwide=not self._settings.served,
@@ -240,6 +253,8 @@ All settings are environment variables:
   LEASEKEEPER_WEBHOOK_SERVICE        Service, in the own namespace, in front of the webhook
                                      (none: no webhook is served)
   LEASEKEEPER_WEBHOOK_CONFIGURATION  MutatingWebhookConfiguration that is given the CA (none)
+  LEASEKEEPER_WEBHOOK_CERTIFICATE    Secret, in the own namespace, by which it serves, kept by
+                                     somebody else such as cert-manager (none: one of its own)
   LEASEKEEPER_WEBHOOK_PORT           port of the webhook: TLS, path /inject (9443)
   LEASEKEEPER_ELECTION_LEASE         Lease, in the own namespace, by which one of several replicas
                                      is elected (leasekeeper-operator)

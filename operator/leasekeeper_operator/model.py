@@ -140,6 +140,10 @@ class Lock(Resource):
     """`spec.ensemble`: the spec of a LockEnsemble of its own."""
     service: Object | None
     """`spec.service`: a Service that leads to the holder's pod."""
+    password_generation: int
+    """Raised by who wants a new password of its candidates."""
+    label_holder: bool
+    """Whether the holder's pod is given a label."""
 
     @classmethod
     def parse(cls, obj: Object) -> Lock:
@@ -156,6 +160,8 @@ class Lock(Resource):
             step_down_seconds=spec.get("stepDown", {}).get("seconds", 0),
             ensemble=spec.get("ensemble"),
             service=spec.get("service"),
+            label_holder=spec.get("labelHolder", False),
+            password_generation=spec.get("passwordGeneration", 1),
         )
 
     @property

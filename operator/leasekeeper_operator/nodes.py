@@ -7,30 +7,22 @@ the others; whoever did not answer is `Unreachable` in the status, and asked aga
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import ssl
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
-
-import redis.asyncio
-from redis.asyncio.connection import Connection
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-from redis.exceptions import AuthenticationError, ConnectionError, RedisError
 
 from leasekeeper.lease import Request
 from leasekeeper.redlock import requests, users
 from leasekeeper.redlock.learnt import Learnt
 from leasekeeper.redlock.membership import Membership, Node
 from leasekeeper.redlock.registry import NodeView, Record
+from leasekeeper_operator.link import Link, NodeError, Unreachable, fields, tls_context
 
 log = logging.getLogger(__name__)
 
-ANSWER_SECONDS = 1.5
-"""For one request, connecting included: a healthy node answers in a millisecond, and the look of
-all nodes, which is taken in parallel, must end well within its period of five seconds."""
+TICK = 7
+"""The place of a node's time in the answer of `lk1_state`."""
 
 OPEN, CLOSED, UNREACHABLE = "Open", "Closed", "Unreachable"
 LEFT_BEHIND = "delete its pod: it slept through a total loss and its votes do not count"
@@ -59,106 +51,11 @@ class Sight:
     """By lock, of an open node. None: it could not be asked for them."""
 
 
-class NodeError(Exception):
-    """A node did not do what it was asked."""
-
-
-class Unreachable(NodeError):
-    """It did not answer. Why is for the log only: a network says it in other words every time, and
-    the status would be written at each look."""
-
-    def __init__(self, details: str) -> None:
-        super().__init__("it does not answer the operator")
-        self.details = details
-
-
 Resolve = Callable[[Node], tuple[str, int]]
 
 
 def by_name(node: Node) -> tuple[str, int]:
     return node.host, node.port
-
-
-class TlsConnection(Connection):
-    """redis-py's own would trust every public CA beside ours, and check for the name that it
-    connects to; a node's certificate is for its name in the membership."""
-
-    def __init__(self, *, context: ssl.SSLContext, server_name: str, **rest: Any) -> None:
-        super().__init__(**rest)
-        self._context, self._server_name = context, server_name
-
-    def _connection_arguments(self) -> dict[str, Any]:
-        plain = super()._connection_arguments()
-        return {**plain, "ssl": self._context, "server_hostname": self._server_name}
-
-
-def tls_context(trusted: str) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # checks certificates and names
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.load_verify_locations(cadata=trusted)
-    return context
-
-
-class Link:
-    """One connection to one node, opened when it is needed."""
-
-    def __init__(
-        self,
-        host: str,
-        port: int,
-        user: str,
-        password: str,
-        tls: tuple[ssl.SSLContext, str] | None = None,
-    ) -> None:
-        """`tls`: the context, and the name that the node's certificate must be for."""
-        secured: dict[str, Any] = {}
-        if tls is not None:
-            secured = {
-                "connection_class": TlsConnection,
-                "context": tls[0],
-                "server_name": tls[1],
-            }
-        pool = redis.asyncio.ConnectionPool(
-            host=host,
-            port=port,
-            username=user,
-            password=password,
-            decode_responses=True,
-            # Tenants write the fields that `lk1_dump` reads; what is not text must not raise here.
-            encoding_errors="replace",
-            socket_timeout=ANSWER_SECONDS,
-            socket_connect_timeout=ANSWER_SECONDS,
-            # What fails, fails now; the next look is the retry.
-            retry=Retry(NoBackoff(), 0),
-            max_connections=1,
-            # The operator's user may not call CLIENT SETINFO.
-            driver_info=None,
-            **secured,
-        )
-        self._redis = redis.asyncio.Redis.from_pool(pool)
-
-    async def call(self, *command: str) -> Any:
-        try:
-            async with asyncio.timeout(ANSWER_SECONDS):
-                return await self._redis.execute_command(*command)  # type: ignore[no-untyped-call]
-        except AuthenticationError as error:  # which is a ConnectionError to redis-py
-            raise NodeError(str(error)) from error
-        except TimeoutError:
-            raise Unreachable(f"no answer within {ANSWER_SECONDS:g} s") from None
-        except (ConnectionError, redis.exceptions.TimeoutError, OSError) as error:
-            raise Unreachable(str(error) or type(error).__name__) from error
-        except RedisError as error:
-            raise NodeError(str(error) or type(error).__name__) from error
-
-    async def fcall(self, function: str, *args: str) -> list[str]:
-        answer = await self.call("FCALL", function, "0", *args)
-        if not isinstance(answer, list) or not answer:
-            raise NodeError(f"{function}: unexpected answer {answer!r}")
-        return [str(part) for part in answer]
-
-    async def close(self) -> None:
-        with contextlib.suppress(RedisError, OSError):
-            await self._redis.aclose()
 
 
 USERS = (users.AGENT, users.PEER, users.OPERATOR)
@@ -191,6 +88,10 @@ class Nodes:
         self._context = tls_context(trusted) if trusted else None
         self._nodes = {node.id: node for node in membership.nodes}
         self._places = {node.id: resolve(node) for node in membership.nodes}
+        self._seen: dict[str, tuple[list[Any], Sight]] = {}
+        """By node: its answers at the last look, and what they say."""
+        self._users: dict[str, tuple[int, dict[str, frozenset[str]]]] = {}
+        """By node: the hash of its ACL LIST, which is long, and what it says."""
         self._links = {
             node: self._link(node, users.OPERATOR, passwords.operator) for node in self._nodes
         }
@@ -200,38 +101,55 @@ class Nodes:
         return Link(*self._places[node], user, password, tls)
 
     async def look(self) -> dict[str, Sight]:
-        """Of all of them, in parallel."""
+        """Of all of them, in parallel. Of a node that answers as it did the last time, it is the
+        very same object."""
         sights = await asyncio.gather(*(self._look(node) for node in self._links))
         return {sight.id: sight for sight in sights}
 
     async def _look(self, node: str) -> Sight:
         try:
-            view = NodeView.from_reply(await self._links[node].fcall("lk1_state"))
+            state, entries = await self._links[node].calls(
+                ("FCALL", "lk1_state", "0"), ("FCALL", "lk1_entries", "0", "0")
+            )
+            # Its time goes on; nothing of ours asks for it.
+            answer = [state[:TICK] + state[TICK + 1 :], entries] if _both(state, entries) else None
+            known = self._seen.get(node)
+            if known is not None and answer is not None and known[0] == answer:
+                return known[1]
+            sight = await self._sight(node, fields("lk1_state", state), entries)
         except NodeError as error:
             if isinstance(error, Unreachable):
                 log.debug('unreachable node=%s error="%s"', node, error.details)
             return sight_of_error(node, str(error))
         except ValueError as error:
             return Sight(node, CLOSED, None, f"it speaks another version: {error}")
+        self._seen.pop(node, None)
+        if answer is not None and entries[1] == "0":  # what has one page only
+            self._seen[node] = (answer, sight)
+        return sight
+
+    async def _sight(self, node: str, state: list[str], entries: Any) -> Sight:
+        view = NodeView.from_reply(state)
         if not view.open:
             return Sight(node, CLOSED, view, why_closed(view))
         try:
-            return Sight(node, OPEN, view, entries=await self._entries(node))
-        except Unreachable as error:
-            return sight_of_error(node, str(error))
+            first = fields("lk1_entries", entries)
+            return Sight(node, OPEN, view, entries=await self._entries(node, first))
+        except Unreachable:
+            raise
         except NodeError as error:
             # An agent of the version before has loaded no such function: it votes all the same.
             log.debug('entries-not-read node=%s error="%s"', node, error)
             return Sight(node, OPEN, view)
 
-    async def _entries(self, node: str) -> dict[str, Entry]:
+    async def _entries(self, node: str, page: list[str]) -> dict[str, Entry]:
         found: dict[str, Entry] = {}
-        cursor = "0"
         while True:
-            _, cursor, *fields = await self._links[node].fcall("lk1_entries", cursor)
+            _, cursor, *fields = page
             found |= parse_entries(fields[:-2])  # the last two are of the node itself
             if cursor == "0":
                 return found
+            page = await self._links[node].fcall("lk1_entries", cursor)
 
     async def highest(self, node: str) -> int:
         """The largest token that this node knows of. Asked after a total loss only, and as a peer:
@@ -263,10 +181,13 @@ class Nodes:
         if reply[0] != "OK":
             raise NodeError(f"lk1_forget: {' '.join(reply)}")
 
-    async def users(self, node: str) -> dict[str, str]:
-        """Users of locks that the node has: the lock, and the digest of its password."""
+    async def users(self, node: str) -> dict[str, frozenset[str]]:
+        """Users of locks that the node has: the lock, and the digests of its passwords."""
         lines = await self._links[node].call("ACL", "LIST")
-        return dict(filter(None, map(parse_user, lines)))
+        said = hash(tuple(lines))
+        if node not in self._users or self._users[node][0] != said:
+            self._users[node] = said, dict(filter(None, map(parse_user, lines)))
+        return self._users[node][1]
 
     @property
     def ids(self) -> list[str]:
@@ -276,9 +197,7 @@ class Nodes:
         """Of agent, peer and operator: the digests of the passwords that the node takes."""
         lines = [line.split() for line in await self._links[node].call("ACL", "LIST")]
         return {
-            words[1]: frozenset(word[1:] for word in words if word.startswith("#"))
-            for words in lines
-            if len(words) > 1 and words[1] in USERS
+            words[1]: _digests(words) for words in lines if len(words) > 1 and words[1] in USERS
         }
 
     async def set_digests(
@@ -288,8 +207,9 @@ class Nodes:
         rules = [*(f"#{d}" for d in wanted - known), *(f"!{d}" for d in known - wanted)]
         await self._links[node].call("ACL", "SETUSER", user, *rules)
 
-    async def set_user(self, node: str, lock: str, digest: str) -> None:
-        rules = users.lock_rules(lock, digest)
+    async def set_user(self, node: str, lock: str, digests: frozenset[str]) -> None:
+        """Connections that stand are not touched."""
+        rules = users.lock_rules(lock, digests)
         await self._links[node].call("ACL", "SETUSER", users.lock_user(lock), *rules)
 
     async def delete_user(self, node: str, lock: str) -> None:
@@ -300,19 +220,31 @@ class Nodes:
         await asyncio.gather(*(link.close() for link in self._links.values()))
 
 
+def _both(state: Any, entries: Any) -> bool:
+    return isinstance(state, list) and isinstance(entries, list) and len(entries) > 1
+
+
 def parse_entries(fields: Sequence[str]) -> dict[str, Entry]:
     """lock, owner, F, request, and so on."""
     quadruples = zip(*(fields[i::4] for i in range(4)), strict=True)
-    return {lock: Entry(owner, int(fence), wish) for lock, owner, fence, wish in quadruples}
+    return {lock: Entry(owner, _fence(fence), wish) for lock, owner, fence, wish in quadruples}
 
 
-def parse_user(line: str) -> tuple[str, str] | None:
+def _fence(text: str) -> int:
+    """Tenants write the field, and Lua takes "nan" for a number."""
+    return int(text) if text.isdecimal() and len(text) <= 16 else 0
+
+
+def parse_user(line: str) -> tuple[str, frozenset[str]] | None:
     """One line of ACL LIST, if it is the user of a lock: `user lock:NS/NAME on #DIGEST …`."""
     words = line.split()
     if len(words) < 2 or not words[1].startswith(users.lock_user("")):
         return None
-    digest = next((word[1:] for word in words if word.startswith("#")), "")
-    return words[1].removeprefix(users.lock_user("")), digest
+    return words[1].removeprefix(users.lock_user("")), _digests(words)
+
+
+def _digests(words: Sequence[str]) -> frozenset[str]:
+    return frozenset(word[1:] for word in words if word.startswith("#"))
 
 
 def sight_of_error(node: str, error: str) -> Sight:

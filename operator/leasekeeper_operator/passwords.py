@@ -4,11 +4,8 @@ restart, so that no leader notices.
 A server lets a user in by any of several passwords, and the operator may set them while it runs
 (`ACL SETUSER`); a server that starts reads all that are valid from its configuration.
 
-    next: made ──▶ every node knows it ──▶ it is in use ──SETTLE──▶ the old one is taken away
-                                             └ agents read their files for each new connection
-
-Decided from the Secret ENSEMBLE-credentials, what the nodes know, and the clock: an operator that
-is killed in between is followed by one that goes on.
+The steps (rotation.py) are decided from the Secret ENSEMBLE-credentials, what the nodes know, and
+the clock.
 """
 
 from __future__ import annotations
@@ -17,42 +14,26 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from dataclasses import replace
+from datetime import UTC, datetime
 
 from leasekeeper.redlock import users
 from leasekeeper_operator import names
 from leasekeeper_operator.api import SECRET, Api, Object
-from leasekeeper_operator.apply import Applier, stamped
+from leasekeeper_operator.apply import Applier
+from leasekeeper_operator.link import NodeError
 from leasekeeper_operator.manifests.common import base64_data, ensemble_object, text_of
 from leasekeeper_operator.model import Ensemble
-from leasekeeper_operator.nodes import USERS, NodeError, Nodes, Passwords
-from leasekeeper_operator.status import timestamp
+from leasekeeper_operator.nodes import USERS, Nodes, Passwords
+from leasekeeper_operator.rotation import Rotating, noted
 
 log = logging.getLogger(__name__)
-
-SETTLE = timedelta(minutes=10)
-"""The kubelet brings a changed Secret to a mounted volume within about two minutes."""
-ANNOTATION_GENERATION = "leasekeeper.dev/password-generation"
-ANNOTATION_SINCE = "leasekeeper.dev/passwords-since"
 
 Digests = Mapping[str, frozenset[str]]
 """By user."""
 
 
-@dataclass(frozen=True, slots=True)
-class Credentials:
-    current: Passwords
-    generation: int = 1
-    next: Passwords | None = None
-    old: Passwords | None = None
-    since: datetime | None = None
-    """When `current` became that."""
-
-    @property
-    def valid(self) -> tuple[Passwords, ...]:
-        """The one in use first."""
-        return (self.current, *filter(None, (self.next, self.old)))
+Credentials = Rotating[Passwords]
 
 
 def advance(
@@ -64,15 +45,9 @@ def advance(
     make: Callable[[], Passwords],
 ) -> Credentials:
     """One step towards generation `wanted`. `nodes`: what those know that could be asked."""
-    if known.next is not None:
-        ready = len(nodes) == total and all(_has(node, known.next) for node in nodes.values())
-        if not ready:
-            return known
-        return Credentials(known.next, max(wanted, known.generation), None, known.current, now)
-    if known.old is not None:
-        settled = known.since is not None and now - known.since >= SETTLE
-        return replace(known, old=None, since=None) if settled else known
-    return replace(known, next=make()) if wanted > known.generation else known
+    new = known.next
+    told = new is not None and len(nodes) == total and all(_has(n, new) for n in nodes.values())
+    return known.advance(wanted, told, now, make)
 
 
 def _has(node: Digests, passwords: Passwords) -> bool:
@@ -106,10 +81,10 @@ class PasswordKeeper:
         if secret is None:
             # Created and not applied: of two operators, one makes the passwords. The other one's
             # conflict is tried again.
-            await self._api.create(stamped(_secret(ensemble, found)))
+            await self._applier.make(_secret(ensemble, found))
             log.info("passwords-made ensemble=%s", ensemble.key)
         else:
-            await self._applier.bring(_secret(ensemble, found))
+            await self._applier.bring(_secret(ensemble, found), secret)
         return found
 
     async def rotate(
@@ -156,20 +131,9 @@ def _parse(secret: Object, used: Credentials | None) -> Credentials:
     )
     if not secret:
         return replace(used, current=current) if used else Credentials(current)
-    notes = secret["metadata"].get("annotations") or {}
-    generation = notes.get(ANNOTATION_GENERATION, "1")
-    try:
-        since = datetime.strptime(notes.get(ANNOTATION_SINCE, ""), "%Y-%m-%dT%H:%M:%SZ")
-    except ValueError:
-        since = datetime.now(UTC)  # somebody took it away: wait anew
+    generation, since = noted(secret)
     old = one("old-")
-    return Credentials(
-        current,
-        int(generation) if generation.isdecimal() else 1,
-        one("next-"),
-        old,
-        since.replace(tzinfo=UTC) if old else None,
-    )
+    return Credentials(current, generation, one("next-"), old, since if old else None)
 
 
 def _secret(ensemble: Ensemble, credentials: Credentials) -> Object:
@@ -182,8 +146,5 @@ def _secret(ensemble: Ensemble, credentials: Credentials) -> Object:
     }
     name = names.credentials_secret(ensemble.name)
     made = ensemble_object(ensemble, SECRET, name, type="Opaque", data=base64_data(**values))
-    notes = {ANNOTATION_GENERATION: str(credentials.generation)}
-    if credentials.since is not None:
-        notes[ANNOTATION_SINCE] = timestamp(credentials.since)
-    made["metadata"]["annotations"] = notes
+    made["metadata"]["annotations"] = credentials.notes
     return made

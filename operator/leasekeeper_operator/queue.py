@@ -1,4 +1,6 @@
 """A queue of keys: each is worked on by one worker at a time, and a key that waits is there once.
+Each kind has workers of its own: a look at nodes does not wait behind a thousand locks, and locks
+do not wait for nodes that do not answer.
 
 add ──▶ ready ──▶ running ──done──▶ (asked again in so many seconds) ──▶ ready
          ▲           └──failed──▶ back-off ──▶ ready
@@ -12,13 +14,15 @@ import logging
 import random
 from collections.abc import Awaitable, Callable
 
-from leasekeeper_operator.api import ApiError
+from leasekeeper_operator.api import ENSEMBLE, LOCK, ApiError
 from leasekeeper_operator.model import Key
 
 log = logging.getLogger(__name__)
 
 FIRST_BACK_OFF = 0.5  # an optimistic write that lost is won at the next try
 LONGEST_BACK_OFF = 30.0  # how long after the end of an outage the last key is served again
+
+KINDS = (ENSEMBLE.name, LOCK.name)
 
 Reconcile = Callable[[Key], Awaitable[float | None]]
 """Brings the world to the spec; returns in how many seconds it wants to look again, or none."""
@@ -34,12 +38,13 @@ class Queue:
     """Not thread-safe: one event loop."""
 
     def __init__(self) -> None:
-        self._ready: asyncio.Queue[Key] = asyncio.Queue()
+        self._ready: dict[str, asyncio.Queue[Key]] = {kind: asyncio.Queue() for kind in KINDS}
         self._waiting: set[Key] = set()
         self._running: set[Key] = set()
         self._again: set[Key] = set()
         self._timers: dict[Key, asyncio.TimerHandle] = {}
         self._failures: dict[Key, int] = {}
+        self._unless: dict[Key, list[Callable[[], bool]]] = {}
 
     @property
     def idle(self) -> bool:
@@ -78,18 +83,27 @@ class Queue:
             self._again.add(key)
         elif key not in self._waiting:
             self._waiting.add(key)
-            self._ready.put_nowait(key)
+            self._ready[key.kind].put_nowait(key)
+
+    def add_unless(self, key: Key, known: Callable[[], bool]) -> None:
+        """After an event that may be the echo of our own work. Whoever works on the key now may be
+        about to write, or to hear what was written, so `known` is asked when that is done."""
+        if key in self._running:
+            self._unless.setdefault(key, []).append(known)
+        elif not known():
+            self.add(key)
 
     def start(self, reconcile: Reconcile, workers: int) -> list[asyncio.Task[None]]:
-        """The workers; they go on until they are cancelled."""
+        """So many workers for each kind; they go on until they are cancelled."""
         return [
-            asyncio.create_task(self._work(reconcile), name=f"worker {number}")
+            asyncio.create_task(self._work(ready, reconcile), name=f"worker {number} of {kind}")
+            for kind, ready in self._ready.items()
             for number in range(workers)
         ]
 
-    async def _work(self, reconcile: Reconcile) -> None:
+    async def _work(self, ready: asyncio.Queue[Key], reconcile: Reconcile) -> None:
         while True:
-            key = await self._ready.get()
+            key = await ready.get()
             self._waiting.discard(key)
             self._running.add(key)
             try:
@@ -102,7 +116,8 @@ class Queue:
                     self.add(key, again)
             finally:
                 self._running.discard(key)
-                if key in self._again:
+                unknown = [known for known in self._unless.pop(key, ()) if not known()]
+                if key in self._again or unknown:
                     self._again.discard(key)
                     self.add(key)
 
@@ -117,4 +132,5 @@ class Queue:
         )
         # An event that came meanwhile must not take away the pause.
         self._again.discard(key)
+        self._unless.pop(key, None)
         self.add(key, pause)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 
 from leasekeeper_operator import names
+from leasekeeper_operator.anothers import Anothers
 from leasekeeper_operator.api import ENDPOINT_SLICE, POD, SERVICE, Api, Kind, Object
 from leasekeeper_operator.apply import Applier
 from leasekeeper_operator.holders import Outlook
@@ -47,7 +48,10 @@ class Routing:
         service = await self._applier.bring(leader_service(lock))
         if outlook is None or outlook.doubtful(lock.full_name):
             return "", ""
-        await self._point(lock, outlook, service["spec"].get("ipFamilies") or ["IPv4"])
+        try:
+            await self._point(lock, outlook, service["spec"].get("ipFamilies") or ["IPv4"])
+        except Anothers as refused:
+            return "ServiceConflict", str(refused)
         return "", ""
 
     async def _point(self, lock: Lock, outlook: Outlook, families: list[str]) -> None:

@@ -38,6 +38,9 @@ class Settings:
     """Service, in the own namespace, in front of the webhook. Empty: no webhook is served."""
     webhook_configuration: str = ""
     """MutatingWebhookConfiguration that is given the CA. Empty: none."""
+    webhook_certificate: str = ""
+    """Secret, in the own namespace, by which the webhook serves: tls.crt, tls.key and ca.crt, as
+    cert-manager writes them. Empty: the operator makes its certificate itself."""
     webhook_port: int = 9443
     """Port of the webhook (TLS, path /inject)."""
     election_lease: str = "leasekeeper-operator"
@@ -99,6 +102,7 @@ class Settings:
             sidecar_resources=_resources(text("SIDECAR_RESOURCES", "")),
             webhook_service=text("WEBHOOK_SERVICE", ""),
             webhook_configuration=text("WEBHOOK_CONFIGURATION", ""),
+            webhook_certificate=text("WEBHOOK_CERTIFICATE", ""),
             webhook_port=port("WEBHOOK_PORT", 9443),
             election_lease=text("ELECTION_LEASE", "leasekeeper-operator"),
             election_lease_seconds=seconds("ELECTION_LEASE_SECONDS", 15.0),

@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives import serialization
 
 from leasekeeper_operator import names
 from leasekeeper_operator.api import SECRET, Api, Object
-from leasekeeper_operator.apply import Applier, stamped
+from leasekeeper_operator.apply import Applier
 from leasekeeper_operator.certificates import Certificates, renewed, signed
 from leasekeeper_operator.manifests.common import base64_data, ensemble_object, text_of
 from leasekeeper_operator.model import Ensemble
@@ -119,7 +119,7 @@ class NodeTls:
         if offer is None:
             return current.trusted if current else "", problem
         new = advance(current, offer, now)
-        await self._applier.bring(_tls_object(ensemble, new))
+        await self._applier.bring(_tls_object(ensemble, new), secret)
         return new.trusted, ""
 
     async def _offer(self, ensemble: Ensemble, now: datetime) -> tuple[Offer | None, str]:
@@ -145,9 +145,9 @@ class NodeTls:
             data = base64_data(**new.to_data())
             desired = ensemble_object(ensemble, SECRET, name, type="Opaque", data=data)
             if secret is None:
-                await self._api.create(stamped(desired))  # of two operators, one makes it
+                await self._applier.make(desired)  # of two operators, one makes it
             else:
-                await self._applier.bring(desired)
+                await self._applier.bring(desired, secret)
         return new
 
 

@@ -18,44 +18,39 @@ from contextlib import asynccontextmanager
 from aiohttp import web
 
 from leasekeeper_operator import names, wishes
-from leasekeeper_operator.api import (
-    LOCK,
-    SECRET,
-    WEBHOOK_CONFIGURATION,
-    Api,
-    ApiError,
-    Conflict,
-    Object,
-)
-from leasekeeper_operator.certificates import Certificates, load, renewed, server_context
+from leasekeeper_operator.api import LOCK, Api, ApiError, Object
 from leasekeeper_operator.injection import (
     Denied,
     Patch,
+    asked_locks,
     inject,
     metadata_patch,
-    wanted_locks,
 )
-from leasekeeper_operator.manifests.common import base64_data
 from leasekeeper_operator.settings import Settings
+from leasekeeper_operator.webhook_tls import CHECK_SECONDS, WebhookTls
 
 log = logging.getLogger(__name__)
 
-CHECK_SECONDS = 60.0
-"""How often certificate and `caBundle` are looked at: a chart's upgrade may take the latter away,
-and pods that ask for a lock cannot be made until it is back."""
+LINGER_SECONDS = 5.0
+"""For which it answers after it was told to stop. Whoever sends reviews here hears of the end no
+sooner than we do, and needs a moment to send them elsewhere; a review that nobody answers is a pod
+that is not made, and one without a controller is not tried again."""
 
 LARGEST_REVIEW = 8 * 2**20  # the API server's own limit for an object is 3 MiB; a review holds two
 
 
 class Webhook:
     def __init__(
-        self, api: Api, settings: Settings, server_names: Sequence[str] | None = None
+        self,
+        api: Api,
+        settings: Settings,
+        server_names: Sequence[str] | None = None,
+        linger: float = LINGER_SECONDS,
     ) -> None:
         self._api = api
         self._settings = settings
-        self._names = server_names or settings.webhook_names
-        self._certificates: Certificates | None = None
-        self._context: ssl.SSLContext | None = None
+        self._linger = linger
+        self.tls = WebhookTls(api, settings, server_names or settings.webhook_names)
         self.serving = False
 
     @asynccontextmanager
@@ -72,6 +67,9 @@ class Webhook:
             self.serving = True
             log.info("webhook-serving port=%d", self._settings.webhook_port)
             yield
+            self.serving = False
+            log.info("webhook-ending in=%g", self._linger)
+            await asyncio.sleep(self._linger)
         finally:
             self.serving = False
             await runner.cleanup()
@@ -81,7 +79,7 @@ class Webhook:
         while True:
             await asyncio.sleep(CHECK_SECONDS)
             try:
-                await self.refresh()
+                await self.tls.refresh()
             except ApiError as error:
                 log.warning('certificate-check-failed error="%s"', error)
 
@@ -90,109 +88,59 @@ class Webhook:
         pause = 0.5
         while True:
             try:
-                await self.refresh()
+                await self.tls.refresh()
             except ApiError as error:
                 log.warning('certificate-check-failed retry_in=%.1f error="%s"', pause, error)
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, 10.0)
             else:
-                assert self._context is not None, "made by refresh"
-                return self._context
-
-    async def refresh(self) -> None:
-        """Brings certificate, server and webhook configuration in step with the Secret."""
-        certificates = await self._bring_certificates()
-        if certificates != self._certificates:
-            if self._context is None:
-                self._context = server_context(certificates)
-            else:
-                load(self._context, certificates)
-            self._certificates = certificates
-            log.info("certificate-loaded names=%s", ",".join(self._names))
-        await self._bring_ca_bundle(certificates.ca)
-
-    async def _bring_certificates(self) -> Certificates:
-        name = names.certificate_secret(self._settings.webhook_service)
-        secret = await self._api.get(SECRET, self._settings.namespace, name)
-        old = Certificates.from_secret(secret) if secret else None
-        new = renewed(old, self._names)
-        if new == old:
-            return new
-        desired: Object = {
-            "apiVersion": SECRET.api_version,
-            "kind": SECRET.name,
-            "metadata": {
-                "name": name,
-                "namespace": self._settings.namespace,
-                "labels": {"app.kubernetes.io/name": "leasekeeper", **names.MANAGED},
-            },
-            "type": "Opaque",
-            "data": base64_data(**new.to_data()),
-        }
-        if secret is not None:
-            await self._api.apply(desired)
-            return new
-        try:
-            await self._api.create(desired)
-        except Conflict:  # another replica was first: serve what it made
-            return await self._bring_certificates()
-        log.info("certificate-made secret=%s", name)
-        return new
-
-    async def _bring_ca_bundle(self, ca: str) -> None:
-        name = self._settings.webhook_configuration
-        if not name:
-            return
-        current = await self._api.get(WEBHOOK_CONFIGURATION, None, name)
-        if current is None:
-            log.warning("webhook-configuration-missing name=%s", name)
-            return
-        bundle = base64.b64encode(ca.encode()).decode()
-        webhooks = current.get("webhooks", [])
-        if all(webhook["clientConfig"].get("caBundle") == bundle for webhook in webhooks):
-            return
-        metadata = {"name": name, "uid": current["metadata"]["uid"]}  # never creates it
-        await self._api.apply(
-            {
-                "apiVersion": WEBHOOK_CONFIGURATION.api_version,
-                "kind": WEBHOOK_CONFIGURATION.name,
-                "metadata": metadata,
-                "webhooks": [
-                    {"name": webhook["name"], "clientConfig": {"caBundle": bundle}}
-                    for webhook in webhooks
-                ],
-            }
-        )
-        log.info("ca-bundle-applied name=%s", name)
+                assert self.tls.context is not None, "made by refresh"
+                return self.tls.context
 
     async def _inject(self, request: web.Request) -> web.Response:
         review, asked = await _review(request)
-        return _reviewed(review, await self._answer(asked["object"], asked.get("namespace", "")))
+        answer = await self._answer(asked["object"], asked.get("namespace", ""))
+        return self._reviewed(review, answer)
 
     async def _asked(self, request: web.Request) -> web.Response:
         """Notes the user; it forbids nothing, that is what the rights on locks are for."""
         review, asked = await _review(request)
         user = str(asked.get("userInfo", {}).get("username", ""))
         values = wishes.stamp(asked["object"], user)
-        return _reviewed(review, _patched(metadata_patch(asked["object"], "annotations", values)))
+        noted = wishes.note_of(asked.get("oldObject"), asked["object"])
+        if noted is not None:
+            values = {wishes.ANNOTATION_ASKED_BY: noted}
+        patch = metadata_patch(asked["object"], "annotations", values)
+        return self._reviewed(review, _patched(patch))
+
+    def _reviewed(self, review: Object, answer: Object) -> web.Response:
+        response = web.json_response(
+            {
+                "apiVersion": review.get("apiVersion", "admission.k8s.io/v1"),
+                "kind": "AdmissionReview",
+                "response": {"uid": review["request"]["uid"], **answer},
+            }
+        )
+        if not self.serving:
+            response.force_close()  # the next review of this API server shall find another replica
+        return response
 
     async def _answer(self, pod: Object, namespace: str) -> Object:
-        pod_name = pod["metadata"].get("name") or pod["metadata"].get("generateName", "")
-        locks = wanted_locks(pod)
+        name = pod["metadata"].get("name") or pod["metadata"].get("generateName", "")
+        locks = asked_locks(pod)
         lock = ",".join(locks)
+        what = f"pod={_plain(namespace)}/{_plain(name)} lock={_plain(lock)}"
         try:
             patch = inject(pod, self._settings)
             for name in locks:
                 await self._check_exists(namespace, name)
         except Denied as denied:
-            log.info(
-                'injection-denied pod=%s/%s lock=%s why="%s"', namespace, pod_name, lock, denied
-            )
+            log.info('injection-denied %s why="%s"', what, _plain(str(denied)))
             return _denial(403, str(denied))
         except ApiError as error:
             return _denial(503, f"the lock {namespace}/{lock} cannot be looked up now: {error}")
         if patch:
-            log.info("injected pod=%s/%s lock=%s", namespace, pod_name, lock)
+            log.info("injected %s", what)
         return _patched(patch)
 
     async def _check_exists(self, namespace: str, lock: str) -> None:
@@ -214,14 +162,9 @@ async def _review(request: web.Request) -> tuple[Object, Object]:
     return review, asked
 
 
-def _reviewed(review: Object, answer: Object) -> web.Response:
-    return web.json_response(
-        {
-            "apiVersion": review.get("apiVersion", "admission.k8s.io/v1"),
-            "kind": "AdmissionReview",
-            "response": {"uid": review["request"]["uid"], **answer},
-        }
-    )
+def _plain(text: str) -> str:
+    """On one line: nobody has checked yet what users wrote there."""
+    return text[:300].encode("unicode_escape").decode()
 
 
 def _patched(patch: Patch) -> Object:

@@ -74,6 +74,14 @@ def stamp(obj: Object, user: str) -> Object:
     return {ANNOTATION_ASKED_BY: json.dumps({"by": user[:256], **_wish(obj)}, sort_keys=True)}
 
 
+def note_of(before: Object | None, after: Object) -> str | None:
+    """What that annotation said, if nothing is asked that was not asked `before`: whoever edits it
+    then asks nothing, and puts nobody else's name there. None: something new is asked."""
+    if before is None or _wish(before) != _wish(after):
+        return None
+    return str((before["metadata"].get("annotations") or {}).get(ANNOTATION_ASKED_BY, ""))
+
+
 def _wish(obj: Object) -> Object:
     spec = obj.get("spec", {})
     return {"paused": spec.get("paused", False), "stepDown": spec.get("stepDown", {}).get("token")}

@@ -110,6 +110,21 @@ def test_changed_values_reach_their_objects(render: Render) -> None:
     assert ensemble["imagePullSecrets"] == [{"name": "pull"}]
 
 
+def test_the_webhooks_certificate_can_be_somebody_elses(render: Render) -> None:
+    def environment(*values: str) -> dict[str, str]:
+        container = one(render(*values), "Deployment")["spec"]["template"]["spec"]["containers"][0]
+        return {entry["name"]: entry.get("value") for entry in container["env"]}
+
+    name = "LEASEKEEPER_WEBHOOK_CERTIFICATE"
+    assert environment('webhook.certificateSecret="given"')[name] == "given"
+    assert name not in environment()
+    # The name in the README's Certificate is the one that the API server calls.
+    service = one(render(), "Service")["metadata"]
+    (host,) = re.findall(r"dnsNames: \[(.*)\]", (CHART / "README.md").read_text())
+    assert host == "leasekeeper-operator.leasekeeper.svc"
+    assert service["name"].endswith("-operator")
+
+
 def test_the_default_ensemble_can_be_left_out(render: Render) -> None:
     kinds = [manifest["kind"] for manifest in render("defaultEnsemble.enabled=false")]
     assert "LockEnsemble" not in kinds
@@ -149,6 +164,14 @@ def test_the_role_is_the_list_that_the_operator_is_tested_with(render: Render) -
     assert one(manifests, "ClusterRole")["rules"] == documented["rules"]
 
 
+def test_the_right_to_patch_pods_is_given_where_it_is_asked_for(render: Render) -> None:
+    def rights(*values: str) -> set[str]:
+        rules = one(render(*values), "ClusterRole")["rules"]
+        return {verb for rule in rules if "pods" in rule["resources"] for verb in rule["verbs"]}
+
+    assert rights("operator.labelHolders=true") - rights() == {"patch"}
+
+
 def test_the_election_has_the_rights_that_the_operators_readme_lists(render: Render) -> None:
     text = (REPOSITORY / "operator" / "leasekeeper_operator" / "README.md").read_text()
     (block,) = re.findall(r"```yaml\n(namespaced:.*?)```", text, re.DOTALL)
@@ -162,6 +185,17 @@ def test_the_election_has_the_rights_that_the_operators_readme_lists(render: Ren
     assert binding["roleRef"]["name"] == role["metadata"]["name"]
     account = one(manifests, "ServiceAccount")["metadata"]["name"]
     assert [subject["name"] for subject in binding["subjects"]] == [account]
+
+
+def test_only_an_installation_says_that_nobody_leads_yet(render: Render, helm: Helm) -> None:
+    """An upgrade that finds the Lease deleted makes it anew, while a replica still leads: with this
+    note on it, another one would lead at once."""
+    note = {"leasekeeper.dev/fresh": "true"}
+    assert one(render(), "Lease")["metadata"]["annotations"] == note
+    done = helm("template", "lk", str(CHART), "--is-upgrade")
+    assert done.returncode == 0, done.stderr
+    upgraded = [manifest for manifest in yaml.safe_load_all(done.stdout) if manifest]
+    assert "annotations" not in one(upgraded, "Lease")["metadata"]
 
 
 def test_replicas_are_spread_and_evicted_one_at_a_time(render: Render) -> None:

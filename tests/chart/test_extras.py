@@ -202,10 +202,11 @@ def test_the_network_policy_lets_in_who_asks_the_webhook_and_who_scrapes(render:
 
 def test_the_probe_asks_for_its_own_lock_and_is_no_operator(render: Render) -> None:
     manifests = render(tests=True)
-    probe, probe_lock = one(manifests, "Pod"), one(manifests, "DistributedLock")
+    job, probe_lock = one(manifests, "Job"), one(manifests, "DistributedLock")
+    probe = job["spec"]["template"]
     annotations = probe["metadata"]["annotations"]
-    assert annotations["leasekeeper.dev/lock"] == probe_lock["metadata"]["name"]
-    for manifest in (probe, probe_lock):
+    assert annotations == {"leasekeeper.dev/lock": probe_lock["metadata"]["name"]}
+    for manifest in (job, probe_lock):
         assert manifest["metadata"]["annotations"]["helm.sh/hook"] == "test"
         assert manifest["metadata"]["namespace"] == "system"
     selector = one(manifests, "Service")["spec"]["selector"]
@@ -213,11 +214,13 @@ def test_the_probe_asks_for_its_own_lock_and_is_no_operator(render: Render) -> N
     assert probe["spec"]["securityContext"]["runAsNonRoot"]
     assert probe["spec"]["containers"][0]["securityContext"]["readOnlyRootFilesystem"]
     assert probe["spec"]["restartPolicy"] == "Never"
+    # Nobody tries again to make a bare pod that the webhook refused, or did not answer for.
+    assert not [manifest for manifest in manifests if manifest["kind"] == "Pod"]
 
 
 def test_without_a_default_ensemble_there_is_nothing_to_probe(render: Render) -> None:
     kinds = [m["kind"] for m in render("defaultEnsemble.enabled=false", tests=True)]
-    assert "Pod" not in kinds
+    assert not {"Job", "DistributedLock"} & {*kinds}
 
 
 def test_an_installation_for_some_namespaces_has_rights_in_these_only(render: Render) -> None:

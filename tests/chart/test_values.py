@@ -66,6 +66,7 @@ def test_schema_and_values_have_the_same_top_level_keys() -> None:
         ("defaultEnsemble.nodes=4", "nodes must be one of the following: 3, 5, 7, 9"),
         ("defaultEnsemble.longestLeaseSeconds=0", "Must be greater than or equal to 1"),
         ("defaultEnsemble.image=", "defaultEnsemble.image: Does not match pattern"),
+        ("webhook.certificateSecret=No_Name", "certificateSecret: Does not match pattern"),
         ("webhook.timeoutSeconds=31", "Must be less than or equal to 30"),
         ("operator.image.pullPolicy=Sometimes", "must be one of the following"),
         ("operator.image.digest=latest", "operator.image.digest: Does not match pattern"),

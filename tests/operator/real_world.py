@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,9 @@ from ensemble import EnsembleNode
 from leasekeeper_operator.api import POD, Api
 from leasekeeper_operator.apply import Applier
 from leasekeeper_operator.ensemble import EnsembleReconciler
+from leasekeeper_operator.link import Link
 from leasekeeper_operator.lock import LockReconciler
 from leasekeeper_operator.model import ensemble_key, lock_key
-from leasekeeper_operator.nodes import Link
 from leasekeeper_operator.queue import Queue
 from redis.backoff import NoBackoff
 from redis.retry import Retry
@@ -141,24 +141,46 @@ class Executioner:
     """Kills operators: each is left so many steps to live, one more than the one before. A step is
     a request to the API server or to a node; the last one is done, and nobody knows it."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, world: World) -> None:
+    def __init__(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        world: World,
+        work: Callable[[], Awaitable[Any]] | None = None,
+    ) -> None:
+        """`work`: what an operator does in its life; a look at the ensemble, if nothing is said."""
         self._patch = monkeypatch
         self._world = world
+        self._work = work or (lambda: world.ensembles.reconcile(world.key))
         self._left = 0
         self.killed = 0
+        self.lived = False
+        """Whether the last one came to the end of its work."""
 
     async def one_more(self, lives: int) -> None:
         """An operator that remembers nothing works once, and dies in it if that takes so long."""
         self._left = lives
         with self._patch.context() as patch:
-            for kind, name in ((Api, "_request"), (Link, "call")):
+            for kind, name in ((Api, "_request"), (Link, "calls")):
                 patch.setattr(kind, name, self._dying(getattr(kind, name)))
             try:
-                await self._world.ensembles.reconcile(self._world.key)
+                await self._work()
             except Killed:
                 self.killed += 1
+            # Also if somebody on the way took its death for another failure.
+            self.lived = self._left > 0
         await self._world.ensembles.close()
         self._world.start_operator(self._world.api)
+
+    async def every_step(self) -> AsyncIterator[int]:
+        """Operators that die at the first step, at the second, and so on, until one has done all
+        its work: no step is left out."""
+        self.lived, lives, before = False, 0, self.killed
+        while not self.lived:
+            lives += 1
+            assert lives < 300, "its work has no end"
+            await self.one_more(lives)
+            yield lives
+        assert self.killed - before == lives - 1 > 10, "it did not die in the middle"
 
     def _dying(self, original: Any) -> Any:
         async def step(*arguments: Any, **more: Any) -> Any:
@@ -237,8 +259,14 @@ def _votes(node: EnsembleNode) -> bool:
 def candidate(world: World, home: Path, lock: str, password: str, name: str = "pod-0") -> Pod:
     """A real sidecar of a published lock, not started yet. In its lock.json stands where the
     servers really are."""
+    return Pod(home / name, name, mount_lock(world, home, lock, password))
+
+
+def mount_lock(world: World, home: Path, lock: str, password: str) -> Path:
+    """Its lock.json, put there as the kubelet does it: another file in the place of the last."""
     config = home / f"{lock}.json"
-    config.write_text(
+    aside = config.with_suffix(".new")
+    aside.write_text(
         json.dumps(
             {
                 "version": 1,
@@ -253,4 +281,4 @@ def candidate(world: World, home: Path, lock: str, password: str, name: str = "p
             }
         )
     )
-    return Pod(home / name, name, config)
+    return aside.replace(config)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -89,3 +90,15 @@ def test_a_server_certificate_of_another_ca_is_made_anew() -> None:
     mixed = Certificates(one.ca, one.ca_key, two.server, two.server_key)
     assert renewed(mixed, NAMES).ca == one.ca
     assert renewed(mixed, NAMES).server != two.server
+
+
+def test_a_key_that_is_spoilt_or_anothers_is_made_anew() -> None:
+    """A server that loads such a key ends with an error, and would at each of its starts."""
+    one, two = renewed(None, NAMES), renewed(None, NAMES)
+    for key in ("", "x", two.server_key):
+        mended = renewed(replace(one, server_key=key), NAMES)
+        assert mended.ca == one.ca
+        server_context(mended)
+    # Nothing can be signed with this CA any more.
+    for key in ("", "x", two.ca_key):
+        assert renewed(replace(one, ca_key=key), NAMES).ca != one.ca

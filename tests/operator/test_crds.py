@@ -43,6 +43,8 @@ def test_an_empty_lock_works(cluster: Cluster, namespace: str, spec: Object | No
         "retryPeriodSeconds": 2,
         "lockDelaySeconds": 0,
         "paused": False,
+        "passwordGeneration": 1,
+        "labelHolder": False,
     }
 
 
@@ -334,9 +336,10 @@ def test_a_birth_cannot_be_forgotten(
 
 
 def test_passwords_have_no_way_back(cluster: Cluster, namespace: str) -> None:
-    cluster.ensemble(namespace, "rotated", passwordGeneration=2)
-    with pytest.raises(Refusal, match=r"spec.passwordGeneration must not go down: each number"):
-        cluster.ensemble(namespace, "rotated", passwordGeneration=1)
+    for make in (cluster.ensemble, cluster.lock):
+        make(namespace, "rotated", passwordGeneration=2)
+        with pytest.raises(Refusal, match=r"spec.passwordGeneration must not go down: each number"):
+            make(namespace, "rotated", passwordGeneration=1)
 
 
 def test_a_service_keeps_its_kind_of_address(cluster: Cluster, namespace: str) -> None:

@@ -19,6 +19,8 @@ from typing import Any, cast
 import pytest
 from leasekeeper_operator.election import Election, Gate, NotLeading
 from leasekeeper_operator.election import timings as election_timings
+from leasekeeper_operator.main import Health
+from leasekeeper_operator.webhook import LINGER_SECONDS
 
 from leasekeeper.clock import Deadline, Instant
 from leasekeeper.kubernetes.store import KubernetesStore
@@ -220,6 +222,22 @@ async def test_only_an_election_that_has_begun_can_stand_still() -> None:
         await running
 
 
+async def test_who_was_ready_stays_so_when_it_takes_over() -> None:
+    """Its watches begin then, and its webhook is the one that is left: were it not ready for that
+    time, pods that ask for a lock would be refused."""
+    election = Election(cast(KubernetesStore, Waiting()), election_timings(15), StoppedClock())
+    watching = asyncio.Event()
+    health = Health(election, watching, None)
+    assert health.why_not_ready == "no replica leads yet"
+    election.standing_by("another")
+    assert health.why_not_ready == ""
+    election.gate.open_until(Deadline(StoppedClock().now(), 10))
+    assert election.leads
+    assert health.why_not_ready == ""
+    # One that leads from its beginning has to watch first.
+    assert Health(election, watching, None).why_not_ready == "the watches do not run yet"
+
+
 async def nothing() -> None:
     pass
 
@@ -259,7 +277,7 @@ async def test_a_graceful_stop_hands_over_between_two_writes(start: Start) -> No
     await eventually(lambda: pair.standby.says("elected"), "the other to be elected")
     taken = time.time() - told
     await pair.all_published("before")
-    assert await asyncio.to_thread(pair.leader.stop) < LEASE_SECONDS
+    assert await asyncio.to_thread(pair.leader.stop) < LEASE_SECONDS + LINGER_SECONDS
     writes = pair.writes()
     switched = next(n for n, write in enumerate(writes) if write.account == pair.standby.account)
     assert {write.account for write in writes[switched:]} == {pair.standby.account}

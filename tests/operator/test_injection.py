@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from typing import Any
 
 import pytest
@@ -82,6 +83,48 @@ def test_a_pod_chooses_settings_of_its_sidecar_by_annotations() -> None:
     assert environment["LEASEKEEPER_ON_LOST"] == "http://127.0.0.1:8080/lost"
     assert environment["LEASEKEEPER_HEALTH_PERIOD"] == "2"
     assert environment["LEASEKEEPER_MIRROR"] == "kubernetes", "not for the pod to choose"
+
+
+def asks_for_health(path: str, **spec: Any) -> Object:
+    original = pod(**spec)
+    original["metadata"]["annotations"]["leasekeeper.dev/health"] = path
+    return original
+
+
+def test_a_health_file_gets_a_volume_that_the_app_writes_and_the_sidecar_reads() -> None:
+    mount = {"name": "leasekeeper-health", "mountPath": "/run/app"}
+    after = injected(asks_for_health("/run/app/well", initContainers=[{"name": "first"}]))
+    sidecar, first = after["spec"]["initContainers"]
+    (app,) = after["spec"]["containers"]
+    assert mount | {"readOnly": True} in sidecar["volumeMounts"]
+    assert app["volumeMounts"] == first["volumeMounts"] == [LEADER, mount]
+    assert [v["name"] for v in after["spec"]["volumes"]].count("leasekeeper-health") == 1
+    assert inject(after, SETTINGS) == []
+
+
+@pytest.mark.parametrize("address", ["http://127.0.0.1:8080/well", ""])
+def test_without_a_health_file_there_is_no_volume_for_it(address: str) -> None:
+    volumes = injected(asks_for_health(address))["spec"]["volumes"]
+    assert "leasekeeper-health" not in {volume["name"] for volume in volumes}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/well", "/run/app/../lock/well", "//run/well", "/run/app/", "/run/a:b/well"),
+        *("/var/run/lock/well", "/var/run/lock/sub/well", "/var/run/well"),
+        "/etc/leasekeeper/well",
+    ],
+)
+def test_a_health_file_where_it_cannot_be_is_refused(path: str) -> None:
+    with pytest.raises(Denied, match=r"leasekeeper.dev/health.*as in /var/run/health/well"):
+        inject(asks_for_health(path), SETTINGS)
+
+
+def test_a_container_that_uses_the_place_of_the_health_file_is_refused() -> None:
+    container = {"name": "app", "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}]}
+    with pytest.raises(Denied, match=r"'tmp' at /tmp, where the health file belongs"):
+        inject(asks_for_health("/tmp/well", containers=[container]), SETTINGS)
 
 
 def test_the_sidecar_is_told_what_the_architecture_says() -> None:
@@ -176,3 +219,32 @@ def test_a_container_that_uses_the_place_of_the_leader_file_is_refused() -> None
 def test_a_name_that_no_lock_can_have_is_refused(name: str) -> None:
     with pytest.raises(Denied, match="cannot be the name of a DistributedLock"):
         inject(pod(name), SETTINGS)
+
+
+def test_a_list_of_ten_thousands_of_locks_is_refused_at_once() -> None:
+    """As long as annotations may be. The whole operator would stand still for minutes."""
+    endless = ",".join(f"{number:x}" for number in range(40_000))
+    began = time.monotonic()
+    with pytest.raises(Denied, match=r"names 40000 locks, and a pod can ask for 32 at most"):
+        inject(pod(endless), SETTINGS)
+    refused = time.monotonic() - began
+    began = time.monotonic()
+    [endless.count(name) for name in endless.split(",")[:1000]]  # a fortieth of what was done
+    assert refused < time.monotonic() - began
+
+
+def test_a_refusal_does_not_repeat_a_quarter_of_a_megabyte() -> None:
+    with pytest.raises(Denied) as denied:
+        inject(pod("x" * 250_000), SETTINGS)
+    assert len(str(denied.value)) < 1000
+
+
+@pytest.mark.parametrize("text", ["", ".", "..", ",", "No_Name", "x" * 64])
+def test_a_pod_that_runs_names_no_lock_that_cannot_be(text: str) -> None:
+    """Its annotation was edited, and the watch asks for what it says. The API server's answer to an
+    empty name is a list: the key failed for ever."""
+    assert wanted_locks(pod(text)) == []
+
+
+def test_a_pod_that_runs_names_no_ten_thousands_of_locks() -> None:
+    assert len(wanted_locks(pod(",".join(f"{number:x}" for number in range(40_000))))) == 32

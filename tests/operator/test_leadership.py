@@ -18,6 +18,7 @@ from leasekeeper_operator.model import lock_key
 
 from tests.operator.conftest import Cluster
 from tests.operator.real_world import SHORT, World, candidate
+from tests.operator.test_operator import Operator
 from tests.sidecar.conftest import Pod, Watcher
 
 Object = dict[str, Any]
@@ -299,3 +300,75 @@ async def test_nonsense_in_a_locks_own_entry_is_nobodys_address_and_stops_nothin
     for node in stage.world.nodes.nodes:
         with node.server.client() as client:
             client.delete(key)
+
+
+# -- the label -------------------------------------------------------------------------------------
+
+
+def labelled(stage: Stage) -> list[str]:
+    ours = f"leasekeeper.dev/lock={stage.name},leasekeeper.dev/role=leader"
+    out = ("-o", "jsonpath={.items[*].metadata.name}")
+    return stage.world.cluster.run(
+        "-n", stage.world.namespace, "get", "pod", "-l", ours, *out
+    ).split()
+
+
+def version(stage: Stage, pod: str) -> int:
+    found = stage.world.cluster.get(stage.world.namespace, "pod", pod) or {}
+    return int(found["metadata"]["resourceVersion"])
+
+
+async def test_the_label_follows_the_holder_for_locks_that_ask_for_it(stage: Stage) -> None:
+    a, b = stage.pods
+    await stage.step()
+    assert labelled(stage) == []  # nobody asked
+    stage.patch({"labelHolder": True})
+    await stage.step()
+    assert (labelled(stage), stage.status()["labelledPod"]) == ([a], a)
+    # Somebody's hand, and a new pod of the holder's name.
+    place = ("-n", stage.world.namespace)
+    stage.world.cluster.run(*place, "label", "pod", b, "leasekeeper.dev/role=leader")
+    await stage.step()
+    assert labelled(stage) == [a]
+    before = version(stage, b)
+    stage.pods[a].terminate()
+    await stage.until(lambda: b in labelled(stage), "the label to move")
+    assert labelled(stage) == [b]
+    # Taken from the old one first: the API server numbers its writes in their order.
+    assert before < version(stage, a) < version(stage, b)
+    stage.patch({"labelHolder": False})
+    await stage.step()
+    assert labelled(stage) == []
+    assert "labelledPod" not in stage.status()
+    assert stage.leader() == b
+
+
+async def test_without_the_right_to_patch_pods_the_lock_says_what_to_do(
+    stage: Stage, tmp_path: Path
+) -> None:
+    """The rights of the README do not have it; with it, and no more, the label comes."""
+    cluster, (a, _) = stage.world.cluster, stage.pods
+    account = Operator(cluster, tmp_path / "account")
+    account.grant()
+    api = await Api.connect(account.kubeconfig())
+    await stage.world.ensembles.close()
+    stage.world.start_operator(api)
+    try:
+        stage.patch({"labelHolder": True})
+        await stage.step()
+        status, reason, message = stage.condition("Degraded")
+        assert (status, reason) == ("True", "LabelForbidden")
+        assert "set operator.labelHolders of the chart" in message
+        assert labelled(stage) == []
+        assert stage.condition("Ready")[0] == "True"
+        role, group = f"label-{account.namespace}", f"system:serviceaccounts:{account.namespace}"
+        cluster.run("create", "clusterrole", role, "--verb=patch", "--resource=pods")
+        cluster.run(
+            "create", "clusterrolebinding", role, f"--clusterrole={role}", f"--group={group}"
+        )
+        await stage.until(lambda: labelled(stage) == [a], "the label")
+        assert stage.condition("Degraded")[0] == "False"
+        cluster.run("delete", "clusterrole,clusterrolebinding", role)
+    finally:
+        await api.close()
+        cluster.run("delete", "clusterrole,clusterrolebinding", account.namespace)

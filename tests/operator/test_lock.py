@@ -12,12 +12,44 @@ from leasekeeper_operator.api import Api
 from leasekeeper_operator.apply import Applier
 from leasekeeper_operator.board import Board
 from leasekeeper_operator.lock import LockReconciler
-from leasekeeper_operator.model import Key, ensemble_key, lock_key
+from leasekeeper_operator.lock_users import LockUsers
+from leasekeeper_operator.model import Ensemble, Key, ensemble_key, lock_key
 
 from tests.operator.conftest import Cluster
 from tests.operator.samples import SETTINGS
 
 Object = dict[str, Any]
+
+
+class Users:
+    """Those who let candidates in, and only tell which ensembles they would look at."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._secrets: dict[Key, str] = {}
+
+    def seen(self, lock: Object) -> None:
+        pass
+
+    def gone(self, lock: str) -> None:
+        pass
+
+    def published(self, ensemble: Ensemble, secret: Object) -> None:
+        version = secret["metadata"]["resourceVersion"]
+        if self._secrets.get(ensemble.key) != version:
+            self._secrets[ensemble.key] = version
+            self._world.told.append(ensemble.key)
+
+    def withdrawn(self, lock: str) -> None:
+        self._world.told += self._secrets
+        self._secrets.clear()
+
+    async def elsewhere(self, lock: str, ensemble: Key) -> Key | None:
+        api = self._world.api
+        return await LockUsers(api, Applier(api), SETTINGS.default_place).elsewhere(lock, ensemble)
+
+    def told(self, key: Key, lock: str, digests: frozenset[str]) -> bool:
+        return False
 
 
 class World:
@@ -27,14 +59,18 @@ class World:
         self.namespace = cluster.namespace()
         self.key = lock_key(self.namespace, "orders")
         self.told: list[Key] = []
+        """Ensembles that have to look again."""
         self.board = Board()  # nobody has looked at the nodes
+        self.users = Users(self)
         self.reconciler = LockReconciler(api, Applier(api), SETTINGS, self)
 
-    def locks_changed(self, key: Key) -> None:
-        self.told.append(key)
+    # -- the other reconciler ------------------------------------------------------------------
+
+    def newest(self, key: Key) -> Object | None:
+        return None
 
     def look(self, key: Key) -> None:
-        pass
+        self.told.append(key)
 
     async def reconcile(self) -> None:
         await self.reconciler.reconcile(self.key)
@@ -235,13 +271,18 @@ async def test_a_lock_that_another_ensemble_may_still_know_is_not_published(worl
     other = world.cluster.namespace()
     world.cluster.ensemble(other, nodes=3)
     known = f"{world.namespace}/orders"
-    for key, line in (("users", f"{known} 0123"), ("departing", known)):
+    labels = (names.MANAGED_SELECTOR, f"{names.LABEL_ENSEMBLE}=main")
+    for key, line, marked in (
+        ("users", f"{known} 0123", True),
+        ("departing", known, True),
+        ("users", f"{known} 0123", False),  # somebody took its labels away
+    ):
         world.cluster.run(
             *("-n", other, "create", "secret", "generic", "main-users"),
             f"--from-literal={key}={line}",
         )
-        labels = (names.MANAGED_SELECTOR, f"{names.LABEL_ENSEMBLE}=main")
-        world.cluster.run("-n", other, "label", "secret", "main-users", *labels)
+        if marked:
+            world.cluster.run("-n", other, "label", "secret", "main-users", *labels)
         world.told.clear()
         assert await world.reconciler.reconcile(world.key) == 2.0
         status, reason, message = world.condition("Ready")

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import json
 from typing import Any, cast
 
 import pytest
+from leasekeeper_operator import lock_index
 from leasekeeper_operator.api import Api, Kind
 from leasekeeper_operator.apply import Applier
+from leasekeeper_operator.link import Link, NodeError
+from leasekeeper_operator.lock_index import Followed
 from leasekeeper_operator.lock_users import LockUsers
 from leasekeeper_operator.manifests.ensemble import known_locks, parse_users
-from leasekeeper_operator.manifests.lock import lock_secret
+from leasekeeper_operator.manifests.lock import digests_in, digests_of, lock_secret
 from leasekeeper_operator.model import Ensemble, Lock, ensemble_key
-from leasekeeper_operator.nodes import LEFT_BEHIND, Link, NodeError, Nodes, Sight, without_ghosts
+from leasekeeper_operator.nodes import LEFT_BEHIND, Nodes, Sight, without_ghosts
+from leasekeeper_operator.rotation import Rotating
 
 from leasekeeper.redlock.registry import NodeView, Record
 from tests.operator.samples import Object, ensemble_object
@@ -27,9 +30,10 @@ class World:
 
     def __init__(self) -> None:
         self.objects: dict[tuple[str, str, str], Object] = {}
-        self.on_nodes: dict[str, dict[str, str]] = {id: {} for id in "012"}
+        self.on_nodes: dict[str, dict[str, frozenset[str]]] = {id: {} for id in "012"}
         self.silent: set[str] = set()
         self.now = 1000.0
+        self.readings = 0
         self.ensemble = ensemble_object(nodes=3, allowedNamespaces=["shop"])
         self.start_operator()
 
@@ -42,23 +46,24 @@ class World:
         return self.objects.get((kind.name, namespace, name))
 
     async def find(self, kind: Kind, namespace: str | None = None, labels: str = "") -> Any:
+        self.readings += 1
         mark = "leasekeeper.dev/lock"
         found = [obj for (of, _, _), obj in self.objects.items() if of == kind.name]
         return [obj for obj in found if not labels or mark in obj["metadata"].get("labels", {})]
 
-    async def bring(self, obj: Object) -> Object:
+    async def bring(self, obj: Object, current: Object | None = None) -> Object:
         metadata = obj["metadata"]
         self.objects[obj["kind"], metadata["namespace"], metadata["name"]] = obj
         return obj
 
     # -- the nodes -----------------------------------------------------------------------------
-    async def node_users(self, node: str) -> dict[str, str]:
+    async def node_users(self, node: str) -> dict[str, frozenset[str]]:
         if node in self.silent:
             raise NodeError("it does not answer")
         return dict(self.on_nodes[node])
 
-    async def set_user(self, node: str, lock: str, digest: str) -> None:
-        self.on_nodes[node][lock] = digest
+    async def set_user(self, node: str, lock: str, digests: frozenset[str]) -> None:
+        self.on_nodes[node][lock] = digests
 
     async def delete_user(self, node: str, lock: str) -> None:
         del self.on_nodes[node][lock]
@@ -66,7 +71,8 @@ class World:
     # -- what tests do and see -----------------------------------------------------------------
     def publish(self, name: str = "orders", namespace: str = "shop", uid: str = "l-1") -> None:
         lock = self.make_lock(name, namespace, uid)
-        secret = lock_secret(Lock.parse(lock), Ensemble.parse(self.ensemble), "secret-of-" + name)
+        passwords = Rotating("secret-of-" + name)
+        secret = lock_secret(Lock.parse(lock), Ensemble.parse(self.ensemble), passwords)
         asyncio.run(self.bring(secret))
 
     def make_lock(
@@ -166,7 +172,7 @@ def test_the_wait_begins_when_the_nodes_that_may_know_it_are_no_quorum(world: Wo
 def test_a_node_that_let_it_in_again_begins_the_wait_anew(world: World) -> None:
     move(world, with_secret=True)
     world.sync()
-    world.on_nodes["0"]["shop/orders"] = "of an old file"
+    world.on_nodes["0"]["shop/orders"] = frozenset({"of an old file"})
     world.sync(30)
     assert "shop/orders" not in world.on_nodes["0"]
     world.sync(5)
@@ -237,12 +243,11 @@ def test_what_a_stranger_wrote_is_not_even_read(
     world.publish("forged", "stranger")
     read: list[str] = []
 
-    def password_of(secret: Object) -> str:
+    def noting(secret: Object) -> frozenset[str]:
         read.append(secret["metadata"]["namespace"])
-        text = base64.b64decode(secret["data"]["lock.json"])
-        return str(json.loads(text)["redlock"]["password"])
+        return digests_in(secret)
 
-    monkeypatch.setattr("leasekeeper_operator.lock_users.password_of", password_of)
+    monkeypatch.setattr("leasekeeper_operator.lock_index.digests_in", noting)
     world.sync()
     assert {*read} == {"shop"}
 
@@ -290,3 +295,122 @@ async def test_what_is_not_text_in_an_answer_does_not_raise() -> None:
         link = Link("127.0.0.1", server.sockets[0].getsockname()[1], "peer", "secret")
         assert await link.fcall("lk1_dump", "0") == ["DUMP", "\ufffd\ufffd"]
         await link.close()
+
+
+@pytest.mark.parametrize(
+    "annotations",
+    [{"leasekeeper.dev/password-generation": "9" * 5000}, {"leasekeeper.dev/passwords-since": "x"}],
+)
+def test_nonsense_beside_a_password_spoils_nothing(
+    world: World, annotations: dict[str, str]
+) -> None:
+    """Tenants can write what they like into their own Secret."""
+    world.secret()["metadata"]["annotations"] = annotations
+    world.sync()
+    assert world.in_file == {"shop/orders", "shop/stays"}
+
+
+def test_an_old_password_goes_from_one_node_at_a_time(world: World) -> None:
+    lock, ensemble = Lock.parse(world.make_lock()), Ensemble.parse(world.ensemble)
+    both = Rotating("new", 2, old="secret-of-orders")
+    asyncio.run(world.bring(lock_secret(lock, ensemble, both)))
+    world.sync()
+    known = digests_of(both)
+    assert world.users.told(ensemble.key, "shop/orders", known)
+    new = Rotating("new", 2)
+    asyncio.run(world.bring(lock_secret(lock, ensemble, new)))
+    for expected in (2, 1, 0):
+        assert not world.users.told(ensemble.key, "shop/orders", digests_of(new))
+        world.sync()
+        assert sum(users["shop/orders"] == known for users in world.on_nodes.values()) == expected
+    assert world.users.told(ensemble.key, "shop/orders", digests_of(new))
+
+
+# -- what the locks' reconciler tells, instead of a reading of all locks --------------------------
+
+
+def test_a_lock_that_comes_is_let_in_without_a_reading_of_all(world: World) -> None:
+    before = world.readings
+    world.publish("new")
+    lock = world.make_lock("new")
+    world.sync(changed=False)
+    assert "shop/new" not in world.in_file  # the control: nobody has told
+    world.users.seen(lock)
+    world.users.published(Ensemble.parse(world.ensemble), world.secret("new"))
+    world.sync(changed=False)
+    assert "shop/new" in world.in_file
+    assert all("shop/new" in users for users in world.on_nodes.values())
+    assert world.readings == before
+
+
+def test_a_lock_that_goes_is_cut_off_without_a_reading_of_all(world: World) -> None:
+    before = world.readings
+    del world.objects["DistributedLock", "shop", "orders"]
+    world.users.gone("shop/orders")
+    world.sync(changed=False)
+    assert world.in_file == {"shop/stays"}
+    assert all({*users} == {"shop/stays"} for users in world.on_nodes.values())
+    assert world.readings == before
+
+
+def test_nobody_is_cut_off_by_hearsay(world: World) -> None:
+    """The control is the test above: there it is true."""
+    world.users.gone("shop/orders")
+    world.users.withdrawn("shop/stays")
+    world.sync(changed=False)
+    assert world.in_file == {"shop/orders", "shop/stays"}
+    assert all({*users} == world.in_file for users in world.on_nodes.values())
+    assert "departing" not in world.users_secret["data"]
+
+
+def test_who_is_not_told_reads_all_again_after_a_while(world: World) -> None:
+    world.publish("new")
+    world.make_lock("new")
+    world.sync(lock_index.REREAD_SECONDS - 1, changed=False)
+    assert "shop/new" not in world.in_file
+    world.sync(2, changed=False)
+    assert "shop/new" in world.in_file
+
+
+def test_only_the_ensembles_of_a_lock_are_told_of_it(world: World) -> None:
+    looked: list[Any] = []
+    world.users = LockUsers(cast(Api, world), cast(Applier, world), PLACE, looked.append)
+    world.sync()
+    lock = world.make_lock()
+    world.users.seen(lock)
+    world.users.published(Ensemble.parse(world.ensemble), world.secret())
+    assert looked == []  # all of it was known
+    world.users.seen(world.make_lock(ensembleRef={"name": "other", "namespace": "store"}))
+    assert {*looked} == {ensemble_key(*PLACE), ensemble_key("store", "other")}
+
+
+async def test_what_is_said_during_a_reading_is_newer_than_what_it_finds() -> None:
+    followed: Followed[int] = Followed()
+
+    async def load() -> dict[str, int]:
+        followed.put("changed", 2)
+        followed.put("gone", None)
+        followed.put("new", 1)
+        return {"changed": 1, "gone": 1, "same": 1}
+
+    await followed.read(load)
+    assert dict(followed.items()) == {"changed": 2, "new": 1, "same": 1}
+
+
+def test_a_lock_is_elsewhere_as_soon_as_we_write_it_there(world: World) -> None:
+    """However old the reading of all ensembles' files is."""
+    other = ensemble_key("store", "other")
+
+    def elsewhere(lock: str) -> Any:
+        return asyncio.run(world.users.elsewhere(lock, other))
+
+    assert elsewhere("shop/new") is None
+    before = world.readings
+    world.publish("new")
+    world.users.seen(world.make_lock("new"))
+    world.users.published(Ensemble.parse(world.ensemble), world.secret("new"))
+    world.sync(changed=False)
+    assert elsewhere("shop/new") == ensemble_key(*PLACE)
+    assert elsewhere("shop/never") is None
+    assert asyncio.run(world.users.elsewhere("shop/new", ensemble_key(*PLACE))) is None
+    assert world.readings == before  # a thousand new locks are not a thousand readings

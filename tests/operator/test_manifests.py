@@ -17,6 +17,7 @@ from leasekeeper_operator.manifests.ensemble import (
 from leasekeeper_operator.manifests.lock import ensemble_of, password_of
 from leasekeeper_operator.manifests.node import server_command, stateful_set
 from leasekeeper_operator.manifests.service import can_serve, leader_slice
+from leasekeeper_operator.rotation import Rotating
 
 from leasekeeper.redlock import users, users_file
 from leasekeeper.redlock.membership import Membership
@@ -217,14 +218,15 @@ def test_allowed_namespaces_are_in_the_policy() -> None:
 
 
 def test_the_agent_understands_the_users_file() -> None:
-    lines = {"shop/orders": users.digest("a"), "shop/stock": users.digest("b")}
+    one, two, three = (frozenset({users.digest(password)}) for password in "abc")
+    lines = {"shop/orders": one, "shop/stock": two | three}
     secret = users_secret(ensemble(), lines, ["shop/left"])
     assert users_file.parse(text(secret, "users"), "file") == lines == parse_users(secret)
     assert known_locks(secret) == {*lines, "shop/left"}
 
 
 def test_a_lock_is_published_as_the_architecture_says() -> None:
-    secret = lock_secret(lock(), ensemble(), "pass")
+    secret = lock_secret(lock(), ensemble(), Rotating("pass"))
     assert secret["metadata"]["name"] == "leasekeeper-orders"
     published = json.loads(text(secret, "lock.json"))
     assert published["version"] == 1
@@ -273,10 +275,10 @@ def test_with_tls_no_port_is_plain_and_both_containers_see_the_files_at_one_path
 
 
 def test_with_tls_a_lock_is_told_whom_to_trust() -> None:
-    secret = lock_secret(lock(), ensemble(tls={}), "secret", "PEM of the CA")
+    secret = lock_secret(lock(), ensemble(tls={}), Rotating("secret"), "PEM of the CA")
     assert text(secret, "ca.crt") == "PEM of the CA"
     assert json.loads(text(secret, "lock.json"))["redlock"]["tls"] == {"caFile": "ca.crt"}
-    plain = lock_secret(lock(), ensemble(), "secret")
+    plain = lock_secret(lock(), ensemble(), Rotating("secret"))
     assert {*plain["data"]} == {"lock.json"}
     assert "tls" not in json.loads(text(plain, "lock.json"))["redlock"]
 

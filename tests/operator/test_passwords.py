@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import redis
 from ensemble import Ensemble as RealNodes
-from leasekeeper_operator import passwords
+from leasekeeper_operator import rotation
 from leasekeeper_operator.api import Api
 from leasekeeper_operator.nodes import Passwords
-from leasekeeper_operator.passwords import SETTLE, Credentials, advance, valid_digests
+from leasekeeper_operator.passwords import Credentials, advance, valid_digests
+from leasekeeper_operator.rotation import SETTLE
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
@@ -110,7 +111,7 @@ async def test_operators_killed_at_every_step_change_passwords_while_a_pod_leads
                 assert let_in(world, user, before[user]) == [True] * 3  # whose files are old
                 assert let_in(world, user, after[user]) == [True] * 3
             mount(world)
-            monkeypatch.setattr(passwords, "SETTLE", timedelta(0))
+            monkeypatch.setattr(rotation, "SETTLE", timedelta(0))
             await world.until(lambda: "old-agent" not in secret(world), "the old ones to go")
             await world.until(
                 lambda: not any(let_in(world, "agent", before["agent"])), "and on the nodes"

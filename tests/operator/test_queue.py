@@ -9,10 +9,11 @@ from contextlib import asynccontextmanager
 import pytest
 from leasekeeper_operator import queue as queue_module
 from leasekeeper_operator.api import ApiError
-from leasekeeper_operator.model import Key, lock_key
+from leasekeeper_operator.model import Key, ensemble_key, lock_key
 from leasekeeper_operator.queue import LONGEST_BACK_OFF, Queue, Reconcile, back_off
 
 A, B = lock_key("shop", "a"), lock_key("shop", "b")
+E = ensemble_key("store", "main")
 
 
 @asynccontextmanager
@@ -113,6 +114,47 @@ async def test_a_key_comes_back_when_it_asked_to_and_earlier_if_something_happen
         assert seen.count(B) == 1
         queue.add(B)
         await until(lambda: seen.count(B) == 2)
+
+
+async def test_an_event_of_our_own_work_is_no_reason_to_look_again() -> None:
+    """It may come before the answer to the write, while the key is still worked on. The control is
+    an event of somebody else's work, at the same two moments."""
+    queue, seen, written = Queue(), list[Key](), set[str]()
+
+    async def reconcile(key: Key) -> None:
+        seen.append(key)
+        if seen == [A]:
+            queue.add_unless(A, lambda: "ours" in written)
+        if seen == [A, A]:
+            queue.add_unless(A, lambda: "theirs" in written)
+        written.add("ours")
+
+    queue.add(A)
+    async with running(queue, reconcile):
+        await until(lambda: queue.idle)
+        queue.add_unless(A, lambda: "ours" in written)
+        await asyncio.sleep(0.01)
+        assert seen == [A]
+        queue.add_unless(A, lambda: "theirs" in written)
+        await until(lambda: len(seen) == 3 and queue.idle)
+
+
+@pytest.mark.parametrize(("stuck", "free"), [(E, A), (A, E)])
+async def test_no_kind_waits_for_the_other(stuck: Key, free: Key) -> None:
+    """A thousand locks, or nodes that do not answer."""
+    queue, seen = Queue(), list[Key]()
+
+    async def reconcile(key: Key) -> None:
+        seen.append(key)
+        if key.kind == stuck.kind:
+            await asyncio.Event().wait()
+
+    for number in range(10):
+        queue.add(stuck._replace(name=str(number)))
+    queue.add(free)
+    async with running(queue, reconcile):
+        await until(lambda: free in seen)
+        assert queue.depth == 10 - 2
 
 
 def test_pauses_double_up_to_a_limit() -> None:

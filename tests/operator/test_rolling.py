@@ -156,10 +156,10 @@ async def test_a_change_is_rolled_one_node_at_a_time_by_operators_killed_at_ever
     executioner = Executioner(monkeypatch, rolling.world)
     with Watcher([rolling.leader]) as watcher:
         rolling.change(podAnnotations={"team": "till"})
-        for lives in range(1, 50):
-            await rolling.kubelet.look()
-            await executioner.one_more(lives)
-        assert executioner.killed > 20  # the control: it did die in the middle
+        # For each node that is replaced, and for the looks in between: all steps, one by one.
+        for _ in range(3):
+            async for _ in executioner.every_step():
+                await rolling.kubelet.look()
         await rolling.until_rolled()
         assert rolling.leader.leads
     watcher.check()
@@ -172,6 +172,27 @@ async def test_a_change_is_rolled_one_node_at_a_time_by_operators_killed_at_ever
     assert rolling.world.status()["registry"]["generation"] == 1  # and no total loss
     events = rolling.world.cluster.run("-n", rolling.world.namespace, "get", "events")
     assert {"NodeReplaced", "NodeLost", "NodeOpen", "Born"} <= {*events.split()}
+
+
+async def test_a_change_that_is_changed_in_the_middle_ends_as_it_was_last_said(
+    rolling: Rolling,
+) -> None:
+    """Also a node that has the first change already gets the second one."""
+    token = rolling.leader.said()["token"]
+    before = await rolling.uids()
+    with Watcher([rolling.leader]) as watcher:
+        rolling.change(podAnnotations={"edit": "first"})
+        changed = 0
+        while changed != 1:
+            await rolling.step()
+            changed = sum(uid != before.get(n) for n, uid in (await rolling.uids()).items())
+        rolling.change(podAnnotations={"edit": "second"})
+        await rolling.until_rolled()
+    watcher.check()
+    assert watcher.tenures == [("pod-0", token)]
+    pods = (await rolling.pods()).values()
+    assert [pod["metadata"]["annotations"]["edit"] for pod in pods] == ["second"] * 3
+    assert rolling.kubelet.most_closed == 1
 
 
 async def test_two_operators_by_mistake_do_not_replace_two_nodes(rolling: Rolling) -> None:

@@ -115,7 +115,7 @@ class World:
 async def world(cluster: Cluster, api: Api) -> AsyncIterator[World]:
     namespace = cluster.namespace()
     settings = dataclasses.replace(SETTINGS, namespace=namespace, webhook_port=free_port())
-    webhook = Webhook(api, settings, ["localhost"])
+    webhook = Webhook(api, settings, ["localhost"], linger=0.0)
     world = World(cluster, settings, webhook)
     cluster.run("delete", "mutatingwebhookconfiguration", "hook", "--ignore-not-found")
     cluster.run("create", "-f", "-", document=world.configuration())
@@ -201,21 +201,21 @@ async def test_a_ca_bundle_that_somebody_took_away_is_brought_back(world: World)
     assert before
     world.cluster.run("replace", "-f", "-", document=world.configuration())
     assert world.bundle() == ""
-    await world.webhook.refresh()
+    await world.webhook.tls.refresh()
     assert world.bundle() == before
 
 
 async def test_a_second_replica_serves_the_same_certificate(world: World, api: Api) -> None:
     before = world.cluster.get(world.namespace, "secret", "hook-certificate")
     assert before is not None
-    await Webhook(api, world.settings, ["localhost"]).refresh()
+    await Webhook(api, world.settings, ["localhost"]).tls.refresh()
     after = world.cluster.get(world.namespace, "secret", "hook-certificate")
     assert after == before
 
 
 async def test_a_configuration_that_is_not_there_is_not_made(world: World, api: Api) -> None:
     settings = dataclasses.replace(world.settings, webhook_configuration="elsewhere")
-    await Webhook(api, settings, ["localhost"]).refresh()
+    await Webhook(api, settings, ["localhost"]).tls.refresh()
     assert world.cluster.get("", "mutatingwebhookconfiguration", "elsewhere") is None
 
 
@@ -241,6 +241,49 @@ async def test_what_is_no_review_is_a_bad_request(world: World) -> None:
         assert "not an AdmissionReview" in await answer.text()
 
 
+async def test_while_it_ends_it_still_answers_and_sends_the_next_review_elsewhere(
+    cluster: Cluster, api: Api
+) -> None:
+    """Whoever routes reviews hears of a replica's end at the same time as the replica does."""
+    namespace, port = cluster.namespace(), free_port()
+    settings = dataclasses.replace(
+        SETTINGS, namespace=namespace, webhook_port=port, webhook_configuration=""
+    )
+    cluster.lock(namespace)
+    told = asyncio.Event()
+    webhook = Webhook(api, settings, ["localhost"], linger=5.0)
+
+    async def serve() -> None:
+        async with webhook.serve():
+            await told.wait()
+
+    ending = asyncio.create_task(serve())
+    await eventually(lambda: webhook.serving, "the webhook to serve")
+    secret = cluster.get(namespace, "secret", "hook-certificate") or {}
+    trust = ssl.create_default_context(cadata=base64.b64decode(secret["data"]["ca.crt"]).decode())
+    pod = {"metadata": {"annotations": {"leasekeeper.dev/lock": "orders"}}}
+    asked = {"uid": "1", "namespace": namespace, "object": {**pod, "spec": {"containers": []}}}
+
+    async def answer() -> tuple[bool, bool]:
+        url = f"https://localhost:{port}/inject"
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(url, json={"request": asked}, ssl=trust) as found,
+        ):
+            said = await found.json()
+            closes = found.headers.get("Connection", "").lower() == "close"
+            return said["response"]["allowed"], closes
+
+    assert await answer() == (True, False)
+    told.set()
+    await eventually(lambda: not webhook.serving, "the webhook to be told")
+    assert await answer() == (True, True)
+    assert not ending.done()
+    await ending
+    with pytest.raises(aiohttp.ClientConnectorError):
+        await answer()
+
+
 async def test_who_asks_a_holder_for_something_is_noted(world: World) -> None:
     def asked(spec: Object, *as_user: str) -> str:
         place = (world.namespace, "dlock", "orders")
@@ -259,6 +302,16 @@ async def test_who_asks_a_holder_for_something_is_noted(world: World) -> None:
     assert await asyncio.to_thread(patch, {"paused": True}) == "jane"
     assert await asyncio.to_thread(patch, {"leaseDurationSeconds": 17}) == "jane"
     assert await asyncio.to_thread(patch, {"stepDown": {"token": 7}}) == "jane"
+    # Who edits the note afterwards asks for nothing, and puts it down to nobody else.
+    forged = json.dumps({"by": "bob", "paused": True, "stepDown": 7})
+
+    def edited(note: str | None) -> str:
+        body = {"metadata": {"annotations": {"leasekeeper.dev/asked-by": note}}}
+        place = (world.namespace, "dlock", "orders")
+        return asked_by(cluster.patch(*place, body, "--as=jane"))
+
+    for note in (forged, None):
+        assert await asyncio.to_thread(edited, note) == "jane"
     # What the webhook did not see is not put down to who asked before, nor to who writes the note.
     cluster.run("delete", "mutatingwebhookconfiguration", "hook")
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
-from leasekeeper.redlock import users
+from leasekeeper.redlock import users, users_file
 from leasekeeper.redlock.server_config import ServerTls, server_config
 from leasekeeper_operator import names
 from leasekeeper_operator.api import CONFIG_MAP, DISRUPTION_BUDGET, NETWORK_POLICY, SECRET, Object
@@ -80,21 +80,25 @@ def server_secret(ensemble: Ensemble, configuration: str) -> Object:
 
 
 def users_secret(
-    ensemble: Ensemble, lines: Mapping[str, str], departing: Iterable[str] = ()
+    ensemble: Ensemble, locks: users_file.Digests, departing: Iterable[str] = ()
 ) -> Object:
-    """The file of `node-agent --users`: by lock, the digest of its password. Beside it, for the
+    """The file of `node-agent --users`: by lock, the digests of its passwords. Beside it, for the
     operator only: the locks that left and may still have a leader here."""
-    text = "".join(f"{lock} {digest}\n" for lock, digest in sorted(lines.items()))
+    lines = sorted((lock, digest) for lock, digests in locks.items() for digest in digests)
+    text = "".join(f"{lock} {digest}\n" for lock, digest in lines)
     name, data = names.users_secret(ensemble.name), base64_data(users=text)
     if left := sorted(departing):
         data |= base64_data(departing="".join(f"{lock}\n" for lock in left))
     return ensemble_object(ensemble, SECRET, name, type="Opaque", data=data)
 
 
-def parse_users(secret: Object) -> dict[str, str]:
-    """The reverse of `users_secret`."""
-    words = (line.split() for line in text_of(secret, "users", "replace").splitlines())
-    return {pair[0]: pair[1] for pair in words if len(pair) == 2}
+def parse_users(secret: Object) -> dict[str, frozenset[str]]:
+    """The reverse of `users_secret`. A line that is spoilt is left out: there are the others."""
+    found: dict[str, frozenset[str]] = {}
+    for line in text_of(secret, "users", "replace").splitlines():
+        if len(pair := line.split()) == 2:
+            found[pair[0]] = found.get(pair[0], frozenset()) | {pair[1]}
+    return found
 
 
 def parse_departing(secret: Object) -> set[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 from leasekeeper.redlock import users
@@ -10,7 +11,10 @@ from leasekeeper_operator import names
 from leasekeeper_operator.api import ENSEMBLE, GROUP, LOCK, ROLE, ROLE_BINDING, SECRET, Kind, Object
 from leasekeeper_operator.manifests.common import base64_data, text_of
 from leasekeeper_operator.model import Ensemble, Lock
+from leasekeeper_operator.rotation import Rotating, noted
 
+NEXT, OLD = "next-password", "old-password"
+"""Beside lock.json, while a password is followed by another."""
 RBAC_GROUP = "rbac.authorization.k8s.io"
 
 
@@ -40,6 +44,25 @@ def password_of(secret: Object) -> str:
         return str(password)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return ""
+
+
+def passwords_in(secret: Object, make: Callable[[], str]) -> Rotating[str]:
+    """Of a published Secret. What somebody took away from it is made anew."""
+    generation, since = noted(secret)
+    following, old = (text_of(secret, key, "replace") or None for key in (NEXT, OLD))
+    current = password_of(secret) or make()
+    return Rotating(current, generation, following, old, since if old else None)
+
+
+def digests_in(secret: Object) -> frozenset[str]:
+    """Of the passwords that nodes take for the lock; empty: there is none in use."""
+    if not password_of(secret):
+        return frozenset()
+    return digests_of(passwords_in(secret, str))
+
+
+def digests_of(passwords: Rotating[str]) -> frozenset[str]:
+    return frozenset(users.digest(password) for password in passwords.valid)
 
 
 def published_by(secret: Object, lock: str) -> str:
@@ -73,15 +96,20 @@ def published_for(ensemble: Ensemble) -> str:
     return ",".join([names.LABEL_LOCK, *(f"{key}={value}" for key, value in labels.items())])
 
 
-def lock_secret(lock: Lock, ensemble: Ensemble, password: str, trusted: str = "") -> Object:
+def lock_secret(
+    lock: Lock, ensemble: Ensemble, passwords: Rotating[str], trusted: str = ""
+) -> Object:
     """`trusted`: the CAs of the nodes' certificates, where they have some."""
-    text = json.dumps(lock_json(lock, ensemble, password), sort_keys=True)
+    text = json.dumps(lock_json(lock, ensemble, passwords.current), sort_keys=True)
     labels = {
         names.LABEL_ENSEMBLE: ensemble.name,
         names.LABEL_ENSEMBLE_NAMESPACE: ensemble.namespace,
     }
-    data = base64_data(**{"lock.json": text}, **({"ca.crt": trusted} if trusted else {}))
-    return lock_object(lock, SECRET, labels, type="Opaque", data=data)
+    more = {"ca.crt": trusted, NEXT: passwords.next, OLD: passwords.old}
+    data = base64_data(**{"lock.json": text, **{k: text for k, text in more.items() if text}})
+    made = lock_object(lock, SECRET, labels, type="Opaque", data=data)
+    made["metadata"]["annotations"] = passwords.notes
+    return made
 
 
 def own_ensemble(lock: Lock) -> Object:
