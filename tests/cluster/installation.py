@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +13,31 @@ from tests.cluster.workload import LEASE, PATIENCE, make_namespace
 
 SYSTEM, ENSEMBLE = "leasekeeper", "default"
 CHART = Path(__file__).resolve().parents[2] / "charts" / "leasekeeper"
+CRDS = CHART / "crds"
 LONGEST_LEASE, QUARANTINE = LEASE, 2 * LEASE
 CRD = "distributedlocks.leasekeeper.dev"
+AGENTS_PASSWORD = "/etc/leasekeeper/credentials/agent"
 SELECTED = ("-l", f"leasekeeper.dev/ensemble={ENSEMBLE}")
 
-IMAGES = (
-    "operator.image.repository=localhost/leasekeeper-operator",
-    "operator.image.tag=dev",
-    "operator.image.pullPolicy=Never",
-    "sidecar.image.repository=localhost/leasekeeper-sidecar",
-    "sidecar.image.tag=dev",
-    "sidecar.image.pullPolicy=Never",
-)
+
+def images(version: str) -> tuple[str, ...]:
+    return tuple(
+        f"{part}.image.{value}"
+        for part in ("operator", "sidecar")
+        for value in (
+            f"repository=localhost/leasekeeper-{part}",
+            f"tag={version}",
+            "pullPolicy=Never",
+        )
+    )
+
+
+IMAGES = images("dev")
 SHORT = (
     f"defaultEnsemble.longestLeaseSeconds={LONGEST_LEASE}",
     f"defaultEnsemble.restartDelaySeconds={QUARANTINE}",
 )
+USUAL = (*IMAGES, *SHORT)
 
 
 class Installation:
@@ -42,22 +52,34 @@ class Installation:
             return
         self.remove()  # what an earlier run on the same cluster may have left
         make_namespace(self._client, SYSTEM)
-        self._update_crds()
+        if self._client.run("kubectl", "get", "crd", CRD).returncode == 0:  # of an earlier run
+            self.update_crds()
         self.helm("install")
         self._there = True
         self.wait_until_open()
 
-    def _update_crds(self) -> None:
-        """Of an earlier run, if there are any: helm installs CRDs, and never changes them."""
-        if self._client.run("kubectl", "get", "crd", CRD).returncode == 0:
-            apply = ("apply", "--server-side", "--force-conflicts", "-f", str(CHART / "crds"))
-            self._client.kubectl(*apply)
+    def ensure_earlier(self, chart: Path, version: str) -> None:
+        """An earlier version, from its own chart, with its own CRDs and images."""
+        self.remove()
+        crds = [file.name.partition("_")[2].removesuffix(".yaml") for file in CRDS.glob("*.yaml")]
+        names = [f"{kind}.leasekeeper.dev" for kind in crds]
+        self._client.kubectl("delete", "crd", *names, "--ignore-not-found", seconds=180)
+        make_namespace(self._client, SYSTEM)
+        self.helm("install", chart=chart, usual=(*images(version), *SHORT))
+        self._there = True
+        self.wait_until_open()
 
-    def helm(self, verb: str, *values: str) -> None:
+    def update_crds(self) -> None:
+        """As the chart's README has it: helm installs CRDs, and never changes them."""
+        self._client.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(CRDS))
+
+    def helm(
+        self, verb: str, *values: str, usual: Sequence[str] = USUAL, chart: Path = CHART
+    ) -> None:
         """`install` or `upgrade`, with these values beside the usual ones."""
-        settings = [part for value in (*IMAGES, *SHORT, *values) for part in ("--set", value)]
+        settings = [part for value in (*usual, *values) for part in ("--set", value)]
         options = ("--namespace", SYSTEM, *settings, "--wait", "--timeout=5m")
-        self._client.helm(verb, "leasekeeper", str(CHART), *options, seconds=330)
+        self._client.helm(verb, "leasekeeper", str(chart), *options, seconds=330)
 
     def remove(self) -> None:
         """With whatever is in the namespace."""
@@ -139,7 +161,21 @@ class Installation:
     def command(self, number: int, *command: str) -> str:
         """To the server itself, with all rights: what no user should do."""
         password = self.secret(f"{ENSEMBLE}-credentials", "agent")
+        return self._client.kubectl(*self._cli(number, password, *command))
+
+    def takes(self, number: int, password: str) -> bool:
+        """Whether the server lets its agent's user in by it."""
+        done = self._client.run("kubectl", *self._cli(number, password, "PING"))
+        assert done.stdout or "WRONGPASS" in done.stderr, done.stderr
+        return done.stdout.strip() == "PONG"
+
+    def _cli(self, number: int, password: str, *command: str) -> tuple[str, ...]:
         cli = ("valkey-cli", "-s", "/run/leasekeeper/server.sock", "--user", "agent")
         script = ("env", f"REDISCLI_AUTH={password}", *cli, *command)
         pod = f"{ENSEMBLE}-{number}-0"
-        return self._client.kubectl("-n", SYSTEM, "exec", pod, "-c", "server", "--", *script)
+        return ("-n", SYSTEM, "exec", pod, "-c", "server", "--", *script)
+
+    def agent_has(self, number: int, password: str) -> bool:
+        """Whether the kubelet has brought it to the agent's file."""
+        show = ("exec", f"{ENSEMBLE}-{number}-0", "-c", "agent", "--", "cat", AGENTS_PASSWORD)
+        return self._client.kubectl("-n", SYSTEM, *show) == password

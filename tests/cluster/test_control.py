@@ -80,7 +80,15 @@ def _two_leaders(
     template["metadata"]["name"] = "orders"
     asked = {"apiVersion": "v1", "kind": "Pod", **template}
     dry_run = ("-n", "control", "create", "--dry-run=server", "-o", "json", "-f", "-")
-    injected = json.loads(client.kubectl(*dry_run, given=yaml.safe_dump(asked)))
+
+    def answered() -> dict[str, Any] | None:
+        done = client.run("kubectl", *dry_run, given=yaml.safe_dump(asked))
+        found: dict[str, Any] | None = json.loads(done.stdout) if done.returncode == 0 else None
+        return found
+
+    # Nobody asks again for a bare pod, and a webhook that was just installed may be out of reach
+    # for a moment: docs/failure-modes.md.
+    injected = until("the webhook answers", answered)
     client.apply("control", *(mutated(injected, f"orders-{i}") for i in (1, 2)))
     for name in ("orders-1", "orders-2"):
         workload.wait(f"pod/{name}", "condition=Ready")

@@ -13,6 +13,7 @@ from readme import README, Command, commands
 from tests.cluster.client import Client, until
 from tests.cluster.conftest import REPOSITORY
 from tests.cluster.installation import Installation
+from tests.cluster.published import bring_debian
 from tests.cluster.recorder import Recorder
 from tests.cluster.watcher import Watcher
 from tests.cluster.workload import Tenure, Workload
@@ -24,13 +25,10 @@ POD = re.compile(r"\borders-[0-9a-f]{6,10}-[a-z0-9]{5}\b")
 
 @pytest.fixture
 def nothing_installed(client: Client, chart: Installation) -> Iterator[None]:
-    """As a newcomer begins, except that Debian's image is here: there is no registry."""
+    """As a newcomer begins, except that Debian's image is here."""
     chart.remove()
     client.kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found", seconds=180)
-    for node in client.cluster.nodes:
-        ctr = ["ctr", "-a", str(node.containerd_socket), "-n", "k8s.io", "images", "tag", "--force"]
-        debian = "docker.io/library/debian:trixie-slim"
-        subprocess.run([*ctr, "localhost/app:1", debian], check=True, capture_output=True)
+    bring_debian(client)
     yield
     client.kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found", "--wait=false")
     chart.remove()

@@ -54,14 +54,22 @@ def example() -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 class Workload:
-    """examples/deployment.yaml in a namespace of its own."""
+    """A lock and the pods that want it, of one name; `declare` makes them of
+    examples/deployment.yaml, in a namespace of its own."""
 
     def __init__(
-        self, client: Client, watcher: Watcher, recorder: Recorder, namespace: str
+        self,
+        client: Client,
+        watcher: Watcher,
+        recorder: Recorder,
+        namespace: str,
+        owner: str = "deployment/orders",
     ) -> None:
         self.client, self._watcher, self._recorder = client, watcher, recorder
         self.namespace = namespace
-        self.lock = f"{namespace}/orders"
+        self._owner = owner
+        self.name = owner.partition("/")[2]
+        self.lock = f"{namespace}/{self.name}"
 
     def declare(self, *before: dict[str, Any], **spec: Any) -> None:
         """`spec`: of the lock, beside its timings. `before`: what it needs."""
@@ -79,7 +87,7 @@ class Workload:
 
     def settle(self) -> Tenure:
         """All pods are there and ready, and one of them leads."""
-        arguments = ("rollout", "status", "deployment/orders", f"--timeout={PATIENCE:.0f}s")
+        arguments = ("rollout", "status", self._owner, f"--timeout={PATIENCE:.0f}s")
         self.client.kubectl("-n", self.namespace, *arguments, seconds=PATIENCE + 30)
         return until("a pod that stays leads", self._steady, seconds=PATIENCE)
 
@@ -90,7 +98,7 @@ class Workload:
 
     def pods(self) -> list[dict[str, Any]]:
         """Those that are not on their way out."""
-        found = self.client.items(self.namespace, "pods", "-l", "app=orders")
+        found = self.client.items(self.namespace, "pods", "-l", f"app={self.name}")
         return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
 
     def pod(self, name: str) -> dict[str, Any]:
@@ -100,8 +108,9 @@ class Workload:
         return all(condition(pod, "Ready") == "True" for pod in self.pods())
 
     def status(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.client.get(self.namespace, "dlock", "orders").get("status", {})
-        return found
+        found = self.client.get(self.namespace, "dlock", self.name)
+        status: dict[str, Any] = found.get("status", {})
+        return status
 
     def mirrored(self, leader: Tenure) -> bool:
         shown = self.status()

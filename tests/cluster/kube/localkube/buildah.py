@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -53,13 +53,16 @@ def build(
     *,
     target: str | None = None,
     base: tuple[str, Path] | None = None,
+    arguments: Mapping[str, str] | None = None,
 ) -> None:
     """Builds a Dockerfile and writes the image with its tag as a docker archive.
 
-    `base` is the name and the archive of the image that FROM asks for.
+    `base` is the name and the archive of the image that FROM asks for; `arguments` are for its ARG.
     """
     log = cache.root() / "log" / f"{archive.parent.parent.name}.log"
     chosen = ["--target", target] if target else []
+    for name, value in (arguments or {}).items():
+        chosen += ["--build-arg", f"{name}={value}"]
     with _store_lock(), tempfile.TemporaryDirectory() as scratch:
         capture(_buildah("rm", "--all"))
         if base is not None:

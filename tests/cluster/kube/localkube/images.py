@@ -25,6 +25,7 @@ from localkube.topology import COREDNS_IMAGE, PAUSE_IMAGE
 DOCKERFILES = HERE / "dockerfiles"
 VALKEY_IMAGE = "docker.io/valkey/valkey:8.1"
 APP_IMAGE = "localhost/app:1"
+EXAMPLES_IMAGE = "localhost/examples:1"
 
 PROJECT_TARGETS = ("sidecar", "operator")
 """The stages of the repository's Dockerfile that become images."""
@@ -55,6 +56,12 @@ def build_all(pins: Pins, programs: Binaries, progress: Progress) -> list[Image]
 
 def project_only(pins: Pins, progress: Progress) -> list[Image]:
     return project(_base(pins, progress), progress)
+
+
+def examples(pins: Pins, progress: Progress) -> Image:
+    """What the pods of examples/ run, beside a shell. Not part of `up`: one test needs it, and
+    every other cluster would wait for it."""
+    return _on_base("examples", EXAMPLES_IMAGE, _base(pins, progress), progress)
 
 
 def _image(
@@ -115,7 +122,14 @@ def _on_base(name: str, tag: str, base: Image, progress: Progress) -> Image:
     return _image(name, tag, key, make, progress)
 
 
-def project(base: Image, progress: Progress, repository: Path = REPOSITORY) -> list[Image]:
+def earlier(repository: Path, version: str, pins: Pins, progress: Progress) -> list[Image]:
+    """The project's images as they were, from a checkout of that time: one test needs them."""
+    return project(_base(pins, progress), progress, repository, version)
+
+
+def project(
+    base: Image, progress: Progress, repository: Path = REPOSITORY, version: str = "dev"
+) -> list[Image]:
     """The project's own images, from the Dockerfile that users build them from."""
     if not (repository / "Dockerfile").exists():
         progress.say("no Dockerfile in the repository: the project's own images are left out")
@@ -123,16 +137,29 @@ def project(base: Image, progress: Progress, repository: Path = REPOSITORY) -> l
     with tempfile.TemporaryDirectory() as folder:
         context = Path(folder)
         _snapshot(repository, context)
-        images = [_project_image(target, base, context, progress) for target in PROJECT_TARGETS]
+        images = [
+            _project_image(f"{target}:{version}", base, context, progress)
+            for target in PROJECT_TARGETS
+        ]
     if any(image.fresh for image in images):
         buildah.prune()
     return images
 
 
-def _project_image(target: str, base: Image, context: Path, progress: Progress) -> Image:
-    tag = f"localhost/leasekeeper-{target}:dev"
+def sidecar_with(stores: str, pins: Pins, progress: Progress) -> Image:
+    """The sidecar's image with the drivers of further stores, as a user builds it."""
+    with tempfile.TemporaryDirectory() as folder:
+        context = Path(folder)
+        _snapshot(REPOSITORY, context)
+        return _project_image("sidecar:stores", _base(pins, progress), context, progress, stores)
+
+
+def _project_image(
+    name: str, base: Image, context: Path, progress: Progress, stores: str = ""
+) -> Image:
+    tag, target = f"localhost/leasekeeper-{name}", name.partition(":")[0]
     files = [file for file in context.rglob("*") if file.is_file()]
-    key = cache.key_of(tag, cache.key_of_files(context, files), base.archive.parent.name)
+    key = cache.key_of(tag, stores, cache.key_of_files(context, files), base.archive.parent.name)
 
     def make(folder: Path) -> None:
         buildah.build(
@@ -143,9 +170,10 @@ def _project_image(target: str, base: Image, context: Path, progress: Progress) 
             progress,
             target=target,
             base=(base.tag, base.archive),
+            arguments={"STORES": stores} if stores else None,
         )
 
-    return _image(target, tag, key, make, progress)
+    return _image(name.replace(":", "-") if stores else target, tag, key, make, progress)
 
 
 def _snapshot(repository: Path, context: Path) -> None:
