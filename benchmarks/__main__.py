@@ -37,6 +37,7 @@ FIGURES: dict[str, Callable[[Rig], list[Row]]] = {
     "fight": handover.measure_fight,
     "takeover": takeover.measure,
     "stores": stores.measure,
+    "zookeeper": stores.measure_zookeeper,
     "sidecar": sidecar.measure_cost,
     "sidecar-handover": sidecar.measure_handover,
     "operator": operator.measure,

@@ -13,10 +13,14 @@ from localkube.progress import Progress
 USER = 65532  # as in the Dockerfile
 
 
-def unpack(folder: Path) -> int:
-    """The root of the sidecar's image, built if need be. Returns the size of its layers."""
+def sidecar() -> Path:
+    """The archive of the sidecar's image, built if need be."""
     built = images.project_only(pins.load(), Progress())
-    archive = next(image.archive for image in built if "sidecar" in image.tag)
+    return next(image.archive for image in built if "sidecar" in image.tag)
+
+
+def unpack(archive: Path, folder: Path) -> int:
+    """The root of an image. Returns the size of its layers."""
     size = 0
     with tarfile.open(archive) as outer:
         manifest = json.load(outer.extractfile("manifest.json"))  # type: ignore[arg-type]

@@ -79,7 +79,7 @@ class Rig:
             with node.server.client() as client:
                 rules = ("reset", "on", f"#{digest}", "~bench:*", "~redlock:*", "&*", "+@all")
                 client.execute_command("ACL", "SETUSER", PEER_USER, *rules)
-                ours = (rule.replace(ONE, ALL) for rule in users.lock_rules(ONE, digest))
+                ours = (rule.replace(ONE, ALL) for rule in users.lock_rules(ONE, {digest}))
                 client.execute_command("ACL", "SETUSER", SHARED_USER, *ours)
 
     # -- jobs ------------------------------------------------------------------------------------

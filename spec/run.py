@@ -116,10 +116,19 @@ def pick(configurations: list[Configuration], name: str) -> Configuration:
     raise SpecError(f"there is no configuration {name}; --list shows all")
 
 
+def chosen(
+    configurations: list[Configuration], names: list[str], *, long: bool
+) -> list[Configuration]:
+    found = [pick(configurations, name) for name in names]
+    modules = {configuration.module for configuration in found} if long else set()
+    return [c for c in configurations if c in found or c.module in modules]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="Check the protocol's specification with TLC.")
     parser.add_argument("--list", action="store_true", help="show the configurations, run nothing")
-    parser.add_argument("--only", metavar="NAME", action="append", help="run this one (repeatable)")
+    only = "run this one, or with --long all of its module (repeatable)"
+    parser.add_argument("--only", metavar="NAME", action="append", help=only)
     parser.add_argument("--trace", metavar="NAME", help="run this one and print its trace")
     parser.add_argument("--long", action="store_true", help="also run the larger bounds")
     options = parser.parse_args()
@@ -132,7 +141,7 @@ def main() -> int:
         if options.trace:
             return show_trace(pick(everything, options.trace))
         if options.only:
-            return check([pick(everything, name) for name in options.only])
+            return check(chosen(everything, options.only, long=options.long))
         return check([c for c in everything if options.long or not c.long])
     except (SpecError, subprocess.CalledProcessError) as error:
         print(f"spec: {error}", file=sys.stderr)

@@ -1,7 +1,6 @@
-"""The operator with 1,000 locks on 10 ensembles, on a real API server without machines.
-
-The nodes do not run: what is measured is the operator and what it asks of the API server. At rest
-it looks at its nodes in vain, which costs no less than looking at nodes that answer.
+"""The operator with 1,000 locks on 10 ensembles of 3 nodes: a real API server with its controllers,
+and 30 real servers with their agents, which run before the operator does. So "at rest" is rest:
+all nodes are open. Nobody holds the locks.
 """
 
 from __future__ import annotations
@@ -21,18 +20,21 @@ from pathlib import Path
 from typing import Any
 
 from control_plane import ControlPlane
+from ensemble import Ensemble
 from kube_lease import administrator
-from leasekeeper_operator.ensemble import WAIT_SECONDS
 from servers import free_port
 
 from benchmarks.result import Row, at_most, note, percentile
 from benchmarks.rig import Rig
 from leasekeeper.kubernetes import record
 from leasekeeper.kubernetes.api import ApiServer
+from leasekeeper.redlock.users import AGENT, OPERATOR, PEER
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 NAMESPACE = "bench"
 STILL = 10.0  # seconds without a write: then the last one was the end of the start
+NODES = 3
+LONGEST_LEASE, DELAY = 30, 32  # seconds; the defaults of a LockEnsemble
 PATIENCE = 300.0
 GROUP = "leasekeeper.dev/v1alpha1"
 
@@ -40,7 +42,7 @@ Object = dict[str, Any]
 
 
 class Operator:
-    def __init__(self, plane: ControlPlane, home: Path) -> None:
+    def __init__(self, plane: ControlPlane, home: Path, ports: dict[str, int]) -> None:
         self._port = free_port()
         environment = {
             **os.environ,
@@ -49,12 +51,13 @@ class Operator:
             "LEASEKEEPER_SIDECAR_IMAGE": "example.test/sidecar:1",
             "LEASEKEEPER_HTTP_PORT": str(free_port()),
             "LEASEKEEPER_METRICS_PORT": str(self._port),
-            # A cluster says at once that a name is unknown; a machine without a network does not.
-            "RES_OPTIONS": "timeout:1 attempts:1",
         }
+        places = home / "ports.json"
+        places.write_text(json.dumps(ports))
         self.began = time.monotonic()
         with (home / "operator.log").open("wb") as log:
-            command = [sys.executable, "-m", "leasekeeper_operator.main"]
+            worker = "benchmarks.workers.operator_with_nodes"
+            command = [sys.executable, "-m", worker, str(places)]
             self._child = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
 
     def stop(self) -> None:
@@ -101,15 +104,27 @@ class Operator:
 
 def measure(rig: Rig) -> list[Row]:
     locks, ensembles, rest, changes = (100, 2, 15, 20) if rig.quick else (1000, 10, 60, 200)
-    with tempfile.TemporaryDirectory(prefix="lk-bench-") as folder, _world(Path(folder)) as plane:
-        _declare(plane, locks, ensembles)
-        operator = Operator(plane, Path(folder))
+    with (
+        tempfile.TemporaryDirectory(prefix="lk-bench-") as folder,
+        _world(Path(folder)) as plane,
+        contextlib.ExitStack() as stack,
+    ):
+        nodes = [
+            stack.enter_context(
+                Ensemble(NODES, registry=False, max_ttl=LONGEST_LEASE, quarantine=DELAY)
+            )
+            for _ in range(ensembles)
+        ]
+        rested = time.monotonic() + DELAY
+        _declare(plane, locks, nodes)
+        # A birth waits for the nodes' quarantine, if locks were published: it is not the operator's
+        time.sleep(max(0.0, rested - time.monotonic()))
+        operator = Operator(plane, Path(folder), _ports(nodes))
         try:
             quiet = operator.seconds_to_quiet()
-            assert _published(plane) == locks, "the operator is quiet, and not done"
             start = operator.processor_seconds()
-            if not rig.quick:
-                time.sleep(WAIT_SECONDS)  # for so long it looks more often at nodes that may open
+            assert _published(plane) == locks, "the operator is quiet, and not done"
+            assert _ready(plane) == locks, "not every lock can be used"
             processor, writes = operator.processor_seconds(), operator.writes()
             time.sleep(rest)
             share = (operator.processor_seconds() - processor) / rest * 100
@@ -133,7 +148,7 @@ def measure(rig: Rig) -> list[Row]:
 
 @contextlib.contextmanager
 def _world(folder: Path) -> Iterator[ControlPlane]:
-    with ControlPlane(folder / "plane") as plane:
+    with ControlPlane(folder / "plane", controller_manager=True) as plane:
         _kubectl(plane, "apply", "--server-side", "-f", str(REPOSITORY / "crds"))
         _kubectl(plane, "wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
         _kubectl(plane, "get", "dlock,lens", "--all-namespaces")
@@ -148,7 +163,16 @@ def _kubectl(plane: ControlPlane, *arguments: str, given: Object | None = None) 
     return done.stdout
 
 
-def _declare(plane: ControlPlane, locks: int, ensembles: int) -> None:
+def _ports(nodes: list[Ensemble]) -> dict[str, int]:
+    """By the names under which an ensemble's nodes are known in a cluster."""
+    return {
+        f"e{number}-{node.id}.{NAMESPACE}.svc": node.server.port
+        for number, ensemble in enumerate(nodes)
+        for node in ensemble.nodes
+    }
+
+
+def _declare(plane: ControlPlane, locks: int, nodes: list[Ensemble]) -> None:
     def named(kind: str, name: str, spec: Object) -> Object:
         place = {"namespace": NAMESPACE, "name": name}
         return {"apiVersion": GROUP, "kind": kind, "metadata": place, "spec": spec}
@@ -159,12 +183,21 @@ def _declare(plane: ControlPlane, locks: int, ensembles: int) -> None:
         lease = record.made(NAMESPACE, "leasekeeper-operator")
         lease["metadata"]["annotations"] = {record.FRESH: "true"}
         await _post(api, "/apis/coordination.k8s.io/v1", "leases", lease)
-        for number in range(ensembles):
-            await _post(
-                api, f"/apis/{GROUP}", "lockensembles", named("LockEnsemble", f"e{number}", {})
-            )
+        for number, ensemble in enumerate(nodes):
+            # The servers already run with them: the operator makes none where there are some.
+            passwords = {user: ensemble.passwords.of(user) for user in (AGENT, PEER, OPERATOR)}
+            place = {"namespace": NAMESPACE, "name": f"e{number}-credentials"}
+            secret = {"apiVersion": "v1", "kind": "Secret", "metadata": place}
+            await _post(api, "/api/v1", "secrets", {**secret, "stringData": passwords})
+            spec: Object = {
+                "nodes": NODES,
+                "longestLeaseSeconds": LONGEST_LEASE,
+                "restartPolicy": {"delaySeconds": DELAY},
+            }
+            obj = named("LockEnsemble", f"e{number}", spec)
+            await _post(api, f"/apis/{GROUP}", "lockensembles", obj)
         for number in range(locks):
-            spec = {"ensembleRef": {"name": f"e{number % ensembles}"}}
+            spec = {"ensembleRef": {"name": f"e{number % len(nodes)}"}}
             lock = named("DistributedLock", f"lock-{number}", spec)
             await _post(api, f"/apis/{GROUP}", "distributedlocks", lock)
         api.close()
@@ -181,6 +214,11 @@ async def _post(api: ApiServer, group: str, plural: str, obj: Object) -> None:
 def _published(plane: ControlPlane) -> int:
     names = _kubectl(plane, "-n", NAMESPACE, "get", "secrets", "-o=name").split()
     return sum(name.startswith("secret/leasekeeper-lock-") for name in names)
+
+
+def _ready(plane: ControlPlane) -> int:
+    path = '{.items[*].status.conditions[?(@.type=="Ready")].status}'
+    return _kubectl(plane, "get", "dlock", "-A", f"-o=jsonpath={path}").split().count("True")
 
 
 async def _change(plane: ControlPlane, locks: int, changes: int) -> list[float]:
