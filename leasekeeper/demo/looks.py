@@ -51,10 +51,12 @@ class Looks:
 
     def ask_to_step_down(self, holder: str) -> int:
         """Written to the nodes, as the operator does; the holder hears of it at its next renewal.
-        How many nodes took it.
+        How many nodes took it; none, if it has no majority: then it does not lead.
         """
         with self._turn:
             votes = [look for look in self._all() if look.holder == holder]
+            if len(votes) < self._world.membership.quorum:
+                return 0
             # The token as the number of the wish: it only grows.
             number = max((look.fence for look in votes), default=0)
             return sum(self._tell(look, number) for look in votes)

@@ -113,11 +113,18 @@ def test_a_key_that_is_held_down_is_one_wish(page: Page) -> None:
     assert len(wishes) == 1
 
 
-def test_what_cannot_be_done_is_said(page: Page) -> None:
+def test_what_cannot_be_done_is_said_and_stays_in_the_log(page: Page) -> None:
     leader(page)
-    standby = page.locator("#candidates li", has_text="stands by").first
-    standby.get_by_text("Step down").click(force=True)  # marked as disabled, and still answered
-    page.get_by_text("does not lead: there is nothing to step down from").wait_for()
+    candidates = page.locator("#candidates li")
+    name = candidates.filter(has_text="stands by").first.locator(".name").inner_text()
+    page.get_by_role("button", name=f"Cut off {name}").click()  # so that it cannot win meanwhile
+    candidates.filter(has_text=name).filter(has_text="cut off").wait_for()
+    leader(page, other_than=name)
+    down = page.get_by_role("button", name=f"Ask {name} to step down")
+    down.click(force=True)  # marked as disabled, and still answered
+    said = f"{name} does not lead: there is nothing to step down from"
+    page.locator("#log .complaint", has_text=said).wait_for()
+    page.get_by_role("button", name=f"Heal {name}").click()
 
 
 def test_it_fits_a_narrow_screen(page: Page) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,14 +51,35 @@ def vote(server: Server, lock: str, function: str, *args: str) -> str:
 
 @contextlib.contextmanager
 def full(server: Server) -> Iterator[None]:
-    """One tenant writes all that it can into its own key, to the last byte, and stays."""
+    """One tenant writes all that it can into its own key, to the last byte, and does not stop: a
+    server gives back what it had set aside for a client that pauses, and then it would not be full.
+    """
+    for size in (900_000, 10_000):  # each on a connection of its own, for the same reason
+        with tenant(server, GREEDY) as client:
+            fill(client, size)
     with tenant(server, GREEDY) as client:
-        for size in (900_000, 10_000, 100):
-            with contextlib.suppress(OutOfMemoryError):
-                for field in range(2 * LIMIT // size):
-                    client.hset(f"lk:lock:{GREEDY}", f"{size}-{field}", "x" * size)
-                pytest.fail("there seems to be no end to the memory")
-        yield
+        fill(client, 100)
+        ended = threading.Event()
+        goes_on = threading.Thread(target=go_on, args=(client, ended))
+        goes_on.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            goes_on.join()
+
+
+def fill(client: redis.Redis, size: int) -> None:
+    with contextlib.suppress(OutOfMemoryError):
+        for field in range(2 * LIMIT // size):
+            client.hset(f"lk:lock:{GREEDY}", f"{size}-{field}", "x" * size)
+        pytest.fail("there seems to be no end to the memory")
+
+
+def go_on(client: redis.Redis, ended: threading.Event) -> None:
+    with contextlib.suppress(redis.ConnectionError):  # its user is taken away
+        while not ended.wait(0.01):
+            fill(client, 99)
 
 
 def resident(server: Server) -> int:
@@ -89,6 +111,8 @@ def test_a_full_node_can_be_taken_through_a_change_of_membership_and_emptied(
         assert server.fcall("lk1_raise", "life", "2-b", "[]")[0] == "OK"
         assert server.fcall("lk1_learn", "life", "0", "", LEADER, "2000")[0] == "OK"
         assert server.fcall("lk1_join", "life", "2-b", "[]", "3000000", CAP, "1")[0] == "OK"
+        with server.client() as operator:  # as it does before a lock is forgotten
+            operator.execute_command("ACL", "DELUSER", users.lock_user(GREEDY))
         assert server.fcall("lk1_forget", GREEDY, "5000")[0] == "OK"
     with tenant(server, IDLE) as client:
         answer = client.fcall("lk1_grant", 1, f"lk:lock:{IDLE}", "2-b", "y/1", TTL, "0")

@@ -18,15 +18,25 @@ function say(text, kind) {
 function tell(event) {
   if (event.event !== "started") say(event.sentence, event.event);
   if (event.event === "fault") timeline.fault(event);
+  log(event);
+}
+
+function log({ at, event, sentence }) {
   const line = document.createElement("li");
-  line.className = event.event;
+  line.className = event;
   const time = document.createElement("time");
-  time.textContent = `${event.at.toFixed(1)} s`;
+  time.textContent = `${at.toFixed(1)} s`;
   const text = document.createElement("span");
-  text.textContent = event.sentence;
+  text.textContent = sentence;
   line.append(time, text);
   find("log").prepend(line);
   while (find("log").children.length > 200) find("log").lastChild.remove();
+}
+
+// Also to the log: what happens next is said over it at once.
+function complain(sentence) {
+  say(sentence, "complaint");
+  log({ at: state?.at ?? 0, event: "complaint", sentence });
 }
 
 // -- what is done ------------------------------------------------------------------------------
@@ -37,7 +47,7 @@ async function act(what, target = "") {
       method: "POST", headers: { ...headers, "Content-Type": "application/json" }, body: JSON.stringify({ what, target }),
     });
     const { complaint } = await answer.json();
-    if (complaint) say(complaint, "complaint");
+    if (complaint) complain(complaint);
   } catch {
     say("The demo has ended. Start it again, and open the address that it prints.", "complaint");
   }
