@@ -22,6 +22,7 @@ from leasekeeper_sidecar.metrics import Counters
 
 FIRST_BACKOFF = 0.5  # seconds: a restarted API server is back within a few
 LONGEST_BACKOFF = 60.0  # a missing right is granted by a person; a thousand pods may wait for it
+SUCCESSOR_FIRST = 0.1  # seconds; a hand-over takes a few milliseconds of them
 LAST_WORD = 0.5  # seconds that a stopping sidecar spends on its last patch, after the release
 
 Patch = Callable[[str, bytes], Awaitable[Reply]]
@@ -113,10 +114,14 @@ class Mirror:
         """After a graceful release: nobody holds it, as far as we know. One try, briefly.
 
         The token stays: it never goes down and is never taken away. If somebody else leads already,
-        with a larger token, the API server refuses this patch, and that is as it should be.
+        with a larger token, the API server refuses this patch, and that is as it should be. So a
+        successor that waits for its turn is let speak first: the status passes from name to name,
+        without a moment in which it says "nobody", and the work for this patch is done when the
+        machine has nothing more urgent to do.
         """
         if self._last is None:
             return
+        await asyncio.sleep(SUCCESSOR_FIRST)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LAST_WORD):
                 outcome, _, _ = await self._request(Wish("", self._last.token, 0))

@@ -364,6 +364,26 @@ async def test_a_farewell_leaves_the_token_and_takes_the_holder_away(api: FakeAp
     assert api.status["token"] == 7
 
 
+async def test_a_successor_speaks_before_a_farewell(
+    api: FakeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody who looks at the status sees it without a holder in between."""
+    monkeypatch.setattr(mirror, "SUCCESSOR_FIRST", PATIENCE)
+    async with bench(api) as at, bench(api) as successor:
+        at.lead(7)
+        await at.until("ok")
+        at.mirror.tenure(None)
+        farewell = asyncio.create_task(at.mirror.farewell())
+        successor.lead(8, "orders-1")
+        await successor.until("ok")
+        monkeypatch.undo()
+        farewell.cancel()
+        await at.mirror.farewell()
+    assert [request["body"]["status"]["token"] for request in api.requests] == [7, 8, 7]
+    assert (api.status["holder"], api.status["token"]) == ("orders-1", 8)
+    assert at.counters.mirror["farewell-refused"] == 1
+
+
 async def test_a_farewell_does_not_wait_for_a_silent_server(
     api: FakeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
