@@ -45,7 +45,8 @@ def server_config(
     (`users.digest`).
 
     `max_memory` must leave room below the container's limit: connections may take half as much
-    again, and a server that the kernel kills has lost its memory. A lock takes some 300 bytes.
+    again, and a server that the kernel kills has lost its memory. A lock takes some 1.5 KB, most of
+    it for its user.
     `directory` must be empty or read-only: a dump file there would be loaded at the next start.
     """
     lines = [

@@ -341,6 +341,8 @@ class LockUsers:
         present, complete = await nodes.users(node), True
         if present == wanted and not state.departing:
             return True
+        new: dict[str, frozenset[str]] = {}
+        anew: set[str] = set()
         for lock, digests in wanted.items():
             known = present.get(lock, frozenset())
             if known == digests:
@@ -352,9 +354,11 @@ class LockUsers:
                     continue
                 # Cuts the connections, too: also of somebody who came in by the old one. All of
                 # its own have been able to read the new one for long, and come back with it.
-                await nodes.delete_user(node, lock)
-            await nodes.set_user(node, lock, digests)
-            log.info("user-set ensemble=%s node=%s lock=%s", ensemble.key, node, lock)
+                anew.add(lock)
+            new[lock] = digests
+        if new:
+            await nodes.set_users(node, new, anew)
+            log.info("users-set ensemble=%s node=%s locks=%s", ensemble.key, node, ",".join(new))
         for lock in present.keys() - wanted.keys():
             state.dirty |= await self._all.look_again(lock)
             asking = self._all.get(lock)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from collections.abc import Collection
 from typing import Any, cast
 
 import pytest
@@ -20,6 +21,7 @@ from leasekeeper_operator.nodes import LEFT_BEHIND, Nodes, Sight, without_ghosts
 from leasekeeper_operator.rotation import Rotating
 
 from leasekeeper.redlock.registry import NodeView, Record
+from leasekeeper.redlock.users_file import Digests
 from tests.operator.samples import Object, ensemble_object
 
 PLACE = ("store", "main")
@@ -62,8 +64,8 @@ class World:
             raise NodeError("it does not answer")
         return dict(self.on_nodes[node])
 
-    async def set_user(self, node: str, lock: str, digests: frozenset[str]) -> None:
-        self.on_nodes[node][lock] = digests
+    async def set_users(self, node: str, wanted: Digests, anew: Collection[str]) -> None:
+        self.on_nodes[node] |= wanted
 
     async def delete_user(self, node: str, lock: str) -> None:
         del self.on_nodes[node][lock]
@@ -95,7 +97,7 @@ class World:
         if changed:
             self.users.invalidate(ensemble.key)
         view = NodeView(id="", life="a", open=True)
-        nodes = type("Played", (), {"users": self.node_users, "set_user": self.set_user})
+        nodes = type("Played", (), {"users": self.node_users, "set_users": self.set_users})
         nodes.delete_user = self.delete_user  # type: ignore[attr-defined]
         sights = {id: Sight(id, "Open", view) for id in "012"}
         asyncio.run(self.users.sync(ensemble, cast(Nodes, nodes), sights))

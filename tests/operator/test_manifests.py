@@ -64,6 +64,15 @@ def test_each_node_is_a_stateful_set_and_a_service_of_its_own() -> None:
         assert made["Service", f"main-{i}"]["spec"]["selector"] == labels
 
 
+@pytest.mark.parametrize(
+    ("limit", "said"),
+    [("128Mi", "64mb"), ("1Gi", "512mb"), (2**28, "128mb"), ("none that can be", "64mb")],
+)
+def test_half_of_the_memory_limit_is_for_locks(limit: str | int, said: str) -> None:
+    secret = objects(resources={"limits": {"memory": limit}})["Secret", "main-server"]
+    assert f"\nmaxmemory {said}\n" in text(secret, "server.conf")
+
+
 def test_a_careless_rollout_restart_restarts_nothing() -> None:
     assert objects()["StatefulSet", "main-0"]["spec"]["updateStrategy"] == {"type": "OnDelete"}
 

@@ -18,8 +18,25 @@ NAMESPACE_NAME = "kubernetes.io/metadata.name"  # the API server puts it on ever
 DNS_PORT = 53
 
 
-def server_conf(passwords: Passwords, *more: Passwords, tls: bool = False) -> str:
-    """`more`: further passwords by which its users are let in."""
+USUAL_LIMIT = "128Mi"  # the CRD's default
+
+
+def max_memory(resources: Object) -> str:
+    """Half of a server's memory limit: connections may take half as much again, and a server that
+    the kernel kills has lost its memory."""
+    from kubernetes.utils.quantity import parse_quantity  # here: it costs a fifth of a second
+
+    try:
+        limit = parse_quantity(resources.get("limits", {}).get("memory", USUAL_LIMIT))
+    except ValueError:  # the API server says what is wrong with it, when it sees the StatefulSet
+        limit = parse_quantity(USUAL_LIMIT)
+    return f"{max(1, int(limit) // 2**21)}mb"
+
+
+def server_conf(
+    passwords: Passwords, *more: Passwords, resources: Object, tls: bool = False
+) -> str:
+    """`more`: further passwords by which its users are let in. `resources`: the server's."""
 
     def digests(user: str) -> str:
         # One word or several: each is a rule of its own, and `#` stands before each.
@@ -36,6 +53,7 @@ def server_conf(passwords: Passwords, *more: Passwords, tls: bool = False) -> st
         port=SERVER_PORT,
         unix_socket=SOCKET,
         tls=files if tls else None,
+        max_memory=max_memory(resources),
     )
 
 
@@ -50,9 +68,10 @@ def ensemble_objects(
     """All but the Secrets with passwords and users, in the order in which pods need them. `more`:
     passwords that are valid beside those in use."""
     tls = ensemble.tls is not None
-    configuration = server_conf(passwords, *more, tls=tls)
+    resources = ensemble.spec.get("resources", {})
+    configuration = server_conf(passwords, *more, resources=resources, tls=tls)
     # New passwords are told to servers that run: a new one is no reason to restart them.
-    read_at_start = server_conf(Passwords("", "", ""), tls=tls)
+    read_at_start = server_conf(Passwords("", "", ""), resources=resources, tls=tls)
     nodes = [node.id for node in ensemble.membership.nodes]
     return [
         server_secret(ensemble, configuration),
