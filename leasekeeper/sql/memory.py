@@ -98,11 +98,16 @@ class Memory:
         return wrong
 
     def _seen(self, look: Look, now: Instant) -> Lease | None:
-        """The end of one lease only moves on: a row in which it is earlier may be an older one."""
+        """The end of one lease only moves on: a row in which it is earlier may be an older one. But
+        no lease is longer than a whole one (of ours: all candidates should have the same timings).
+        A row says more if the clock was set back and its holder has not written it anew; believed
+        to the end, that would keep everybody out for the whole step after the holder died.
+        """
         if not look.held:
             return None
-        new, old = Lease(look.holder, look.token, Deadline(now, look.left)), self._lease
-        later = old is not None and old.is_of(look) and old.end.left(now) > look.left
+        left = min(look.left, self._ttl)
+        new, old = Lease(look.holder, look.token, Deadline(now, left)), self._lease
+        later = old is not None and old.is_of(look) and old.end.left(now) > left
         return old if later else new
 
     def _jump(self, this: Reading) -> float:

@@ -13,12 +13,13 @@ import pytest
 from backends import TIMINGS, Backend
 from candidates import Lock
 
-from leasekeeper.clock import SystemClock
-from leasekeeper.lease import Grant, Held, LeaseStore, Unavailable
+from leasekeeper.clock import Deadline, SystemClock
+from leasekeeper.lease import Grant, Held, LeaseStore, Timings, Unavailable
 
 CLOCK = SystemClock()
 BY_THE_WALL_CLOCK = ("postgresql", "mysql", "redis")
 HOUR = 3600
+CALM = Timings(lease_duration=4.0, renew_deadline=3.0, retry_period=0.4)  # for many renewals
 
 
 @pytest.fixture(params=(*BY_THE_WALL_CLOCK, "zookeeper"), scope="module")
@@ -77,6 +78,29 @@ async def test_after_a_step_back_the_lock_goes_on(lock: Lock, backend: Any) -> N
     kept = await first.renew(grant)
     assert isinstance(kept, Grant)
     await first.close()
+    assert (await won(second)).token > grant.token
+
+
+@pytest.mark.parametrize("backend", BY_THE_WALL_CLOCK, indirect=True)
+async def test_a_look_between_a_step_back_and_the_renewal_keeps_nobody_out(
+    lock: Lock, backend: Any
+) -> None:
+    """The row says an hour then. Once it was written anew, its holder's death frees it: also when
+    the step is so long ago that expiries are believed again.
+    """
+    first, second = (lock.candidate(name, timings=CALM) for name in "ab")
+    grant = await won(first)
+    await second.ready()
+    assert isinstance(await second.acquire(), Held)
+    backend.server.wall.set(-HOUR)
+    assert isinstance(await second.acquire(), Held | Unavailable)
+    believed_again = Deadline(CLOCK.now(), 1.1 * CALM.ttl)
+    while not believed_again.passed(CLOCK.now()):
+        kept = await first.renew(grant)
+        assert isinstance(kept, Grant), kept
+        grant = kept
+        assert isinstance(await second.acquire(), Held | Unavailable)
+        await asyncio.sleep(0.1)
     assert (await won(second)).token > grant.token
 
 

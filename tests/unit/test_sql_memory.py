@@ -126,6 +126,26 @@ def test_a_row_in_which_a_lease_that_runs_has_ended_is_an_older_one() -> None:
     assert other.lease_left(at(3)) == 0
 
 
+@pytest.mark.parametrize("seen_before", [True, False])
+def test_a_clock_that_was_set_back_does_not_lengthen_a_lease(seen_before: bool) -> None:
+    """What its holder wrote by the old clock is no word on when the lease ends once it has written
+    it anew; who came after the step cannot even know of it.
+    """
+    back, seen = -600.0, memory()
+    if seen_before:
+        seen.saw(row(0, left=9.0), at(0), at(0))
+    seen.saw(row(0.5 + back, left=608.5), at(0.5), at(0.5))
+    assert 0 < seen.lease_left(at(0.5)) <= 10.0
+    for now in (1.0, 3.0, 50.0):  # renewed
+        assert not seen.saw(row(now + back, left=10.0), at(now), at(now))
+    # And then the holder is killed: its last renewal counts, and nothing else.
+    assert not seen.saw(row(59.9 + back, left=0.1), at(59.9), at(59.9))
+    assert not seen.saw(row(60.1 + back, left=-0.1), at(60.1), at(60.1))
+    assert seen.lease_left(at(60.1)) == 0
+    earliest, latest = seen.bounds(at(60.1))
+    assert earliest < DAY + 60.1 + back < latest
+
+
 def test_a_release_that_was_heard_ends_the_wait_and_an_old_one_does_not() -> None:
     seen = memory()
     seen.saw(row(0, token=7), at(0), at(0.1))
