@@ -5,9 +5,11 @@ would carry the rest in its memory.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
+import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from leasekeeper import __version__, cli_agent, cli_change
 from leasekeeper.lease import ConfigurationError
@@ -16,6 +18,7 @@ from leasekeeper.redlock.blocking import BadCredentials, Untrusted
 
 EXIT_STOPPED, EXIT_CONFIGURATION, EXIT_CREDENTIALS, EXIT_WRONG_SERVER = 0, 2, 3, 4
 EXIT_HOLD_FAILED = 125  # 2 may be the exit code of the command that hold runs
+EXIT_UNREAD = 141  # as if SIGPIPE had ended it: nobody reads on, as in `leasekeeper status | head`
 
 _EPILOG = """\
 examples:
@@ -28,7 +31,7 @@ examples:
   leasekeeper change-membership --help
 
 exit codes: each command's --help lists its own; 2 is always an option or a file that cannot be used
-(125 for hold, whose other codes are the command's).
+(125 for hold, whose other codes are the command's), and 141 means that nobody read the output.
 """
 
 _DEMO = """\
@@ -167,8 +170,28 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     return options
 
 
+@contextlib.contextmanager
+def _said_to_the_end() -> Iterator[None]:
+    """Flushes here: a reader that is gone would else be a traceback when the interpreter ends."""
+    try:
+        yield
+    finally:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = _parse(sys.argv[1:] if arguments is None else arguments)
+    try:
+        with _said_to_the_end():
+            return _main(sys.argv[1:] if arguments is None else arguments)
+    except BrokenPipeError:
+        # What is left in the buffer is flushed once more at the end, and must find somewhere to go.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_UNREAD
+
+
+def _main(arguments: Sequence[str]) -> int:
+    options = _parse(arguments)
     try:
         return _run(options)
     except ConfigurationError as wrong:

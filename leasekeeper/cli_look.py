@@ -79,8 +79,13 @@ def add_parsers(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    add_options(observe)
+    add_options(
+        status,
+        config="a lock.json, for the nodes and their TLS only",
+        user=f"default: {users.OPERATOR}; {users.PEER} may, too",
+    )
     for parser in (observe, status):
-        add_options(parser)
         parser.add_argument("--json", action="store_true", help="one JSON object")
 
 

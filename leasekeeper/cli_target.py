@@ -45,10 +45,16 @@ class Target:
         return Connection(address, self.username, self.password, timeout=TIMEOUT, tls=self.tls)
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--config", metavar="FILE", help="a lock.json: lock, nodes and password")
+def add_options(
+    parser: argparse.ArgumentParser,
+    *,
+    config: str = "a lock.json: lock, nodes and password",
+    user: str = "default: the user of the lock",
+) -> None:
+    """`config` and `user`: what the two mean to the command."""
+    parser.add_argument("--config", metavar="FILE", help=config)
     parser.add_argument("--nodes", metavar="HOST:PORT,…", help="the nodes of the ensemble")
-    parser.add_argument("--user", metavar="NAME", help="default: the user of the lock")
+    parser.add_argument("--user", metavar="NAME", help=user)
     parser.add_argument(
         "--password-file",
         metavar="FILE",

@@ -172,8 +172,8 @@ def _container(pod: Object, locks: list[str], health: str, settings: Settings) -
         "restartPolicy": "Always",
         "env": [*_environment(locks), *_by_annotation(pod)],
         "ports": [{"name": "leasekeeper", "containerPort": HTTP_PORT, "protocol": "TCP"}],
-        # Ready means "can be a candidate", never "leads". The app starts when this says yes: half a
-        # minute of quorum loss must not keep a pod from starting for longer than it lasts.
+        # Ready means "takes part", never "leads", and not even "reaches the nodes": pods must start
+        # without a quorum, too. The app starts when this says yes.
         "startupProbe": _probe("/readyz", periodSeconds=1, failureThreshold=300),
         "livenessProbe": _probe("/healthz", periodSeconds=10, failureThreshold=3),
         "resources": settings.sidecar_resources,

@@ -75,8 +75,8 @@ def pod_pages(
     patience: float,
     page: Callable[[], bytes],
 ) -> dict[str, Route]:
-    """For the kubelet and Prometheus. Nothing here depends on leadership: a standby is healthy and
-    ready.
+    """For the kubelet and Prometheus. Nothing here depends on leadership or on the nodes: a standby
+    is healthy and ready, also while no node can be reached. `ready`: it takes part in the election.
     """
 
     async def healthz() -> Answer:
@@ -88,7 +88,7 @@ def pod_pages(
     async def readyz() -> Answer:
         if ready():
             return Answer(200, b"ok\n", "text/plain")
-        return Answer(503, b"the client is not ready yet, or stops\n", "text/plain")
+        return Answer(503, b"the sidecar has stopped taking part\n", "text/plain")
 
     async def metrics_() -> Answer:
         return Answer(200, page(), metrics.CONTENT_TYPE)

@@ -277,6 +277,31 @@ def test_status_counts_a_majority_of_the_members_and_not_of_who_was_asked(
     assert (found["voting"], found["quorum"], found["members"]) == (1, 2, 3)
 
 
+@pytest.mark.parametrize("command", ["status", "sql-schema"])
+def test_a_reader_that_has_seen_enough_is_no_traceback(
+    cli: Cli, ensemble: Ensemble, command: str
+) -> None:
+    """As in `leasekeeper status … | head -2`."""
+    file = ensemble.home / "credentials" / "operator"
+    nodes = ("--nodes", cli.nodes, "--password-file", str(file))
+    started = cli.start(command, *(nodes if command == "status" else ("sqlite",)))
+    assert started.stdout is not None
+    assert started.stderr is not None
+    started.stdout.close()
+    assert (started.wait(PATIENCE), started.stderr.read()) == (141, "")
+
+
+def test_status_says_that_a_lock_json_names_nodes_only(cli: Cli) -> None:
+    """Another command's words stood there once."""
+    code, out, err = cli.run("status", "--config", str(cli.config))
+    assert (code, out) == (2, "")
+    assert "--password-file FILE (or LEASEKEEPER_PASSWORD) is missing" in err
+    described = " ".join(cli.run("status", "--help")[1].split())
+    assert "a lock.json, for the nodes and their TLS only" in described
+    assert "default: operator" in described
+    assert "default: the user of the lock" in " ".join(cli.run("observe", "--help")[1].split())
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
