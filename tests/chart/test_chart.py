@@ -130,6 +130,17 @@ def test_the_default_ensemble_can_be_left_out(render: Render) -> None:
     assert "LockEnsemble" not in kinds
 
 
+def test_the_default_ensemble_speaks_tls_where_that_is_asked_for(render: Render) -> None:
+    assert "tls" not in one(render(), "LockEnsemble")["spec"]
+    spec = one(render("defaultEnsemble.tls.enabled=true"), "LockEnsemble")["spec"]
+    assert spec["tls"] == {}
+
+
+def test_values_that_an_upgrade_reuses_from_before_there_was_tls_are_taken(render: Render) -> None:
+    """`helm upgrade --reuse-values` brings none of the new keys."""
+    assert "tls" not in one(render("defaultEnsemble.tls=null"), "LockEnsemble")["spec"]
+
+
 def test_the_operator_meets_the_restricted_pod_security_standard(render: Render) -> None:
     pod = one(render(), "Deployment")["spec"]["template"]["spec"]
     assert pod["securityContext"]["runAsNonRoot"] is True
@@ -243,3 +254,4 @@ def test_the_next_step_names_the_namespace_and_the_ensemble(helm: Helm, tmp_path
     shown = helm(*show, "--debug", "--set", "defaultEnsemble.enabled=false").stdout
     assert "ensembleRef" in shown
     assert "wait lockensemble/default" not in shown
+    assert "one called `default` in the namespace system serves the locks" in shown

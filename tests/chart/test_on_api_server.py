@@ -4,6 +4,7 @@ conditions. No nodes: pods are only objects here, and that is all that a token i
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
+from leasekeeper_sidecar.config import SETTINGS
 
 from tests.chart.conftest import CHART, REPOSITORY, Render, one
 
@@ -211,6 +213,42 @@ def test_examples_are_applied(cluster: Cluster, file: Path) -> None:
     before = generations()
     cluster.do(*apply)
     assert generations() == before
+
+
+def shown(page: str) -> list[dict[str, Any]]:
+    """What a page shows of objects that this API server has."""
+    text = (REPOSITORY / page).read_text()
+    blocks = re.findall(r"^```yaml\n(apiVersion:.*?)^```", text, re.MULTILINE | re.DOTALL)
+    found = [document for block in blocks for document in yaml.safe_load_all(block)]
+    return [one for one in found if one["apiVersion"] in ("v1", "leasekeeper.dev/v1alpha1")]
+
+
+@pytest.mark.parametrize(
+    ("page", "kind"),
+    [("docs/stores.md", "Pod"), ("charts/leasekeeper/README.md", "LockEnsemble")],
+)
+def test_what_pages_show_is_applied(cluster: Cluster, page: str, kind: str) -> None:
+    """Without a warning of the restricted profile."""
+    (manifest,) = shown(page)
+    assert manifest["kind"] == kind
+    namespace = manifest["metadata"].setdefault("namespace", "shown")
+    cluster.do("create", "namespace", namespace)
+    cluster.do("label", "namespace", namespace, "pod-security.kubernetes.io/warn=restricted")
+    cluster.do("-n", namespace, "create", "serviceaccount", "default")
+    done = cluster.kubectl("apply", "--validate=strict", "-f", "-", given=[manifest])
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_sidecar_that_is_written_by_hand_is_told_what_it_must_be_told() -> None:
+    (pod,) = shown("docs/stores.md")
+    (sidecar,) = pod["spec"]["initContainers"]
+    given = {entry["name"] for entry in sidecar["env"]}
+    settings = {setting.variable: setting.default for setting in SETTINGS}
+    assert given <= settings.keys()
+    assert {name for name, default in settings.items() if default is None} <= given
+    mounted = {mount["mountPath"] for mount in sidecar["volumeMounts"]}
+    folders = {settings[f"LEASEKEEPER_{name}_DIR"] for name in ("LEADER", "STATE")}
+    assert mounted == {*folders, str(Path(settings["LEASEKEEPER_CONFIG"] or "").parent)}
 
 
 def test_a_dead_webhook_stops_only_pods_that_ask_for_a_lock(

@@ -65,6 +65,8 @@ def test_schema_and_values_have_the_same_top_level_keys() -> None:
         ("sidecar.image.tagg=x", "sidecar.image: Additional property tagg is not allowed"),
         ("defaultEnsemble.nodes=4", "nodes must be one of the following: 3, 5, 7, 9"),
         ("defaultEnsemble.longestLeaseSeconds=0", "Must be greater than or equal to 1"),
+        ("defaultEnsemble.tls.secretName=x", "Additional property secretName is not allowed"),
+        ("defaultEnsemble.tls.enabled=maybe", "Expected: boolean, given: string"),
         ("defaultEnsemble.image=", "defaultEnsemble.image: Does not match pattern"),
         ("webhook.certificateSecret=No_Name", "certificateSecret: Does not match pattern"),
         ("webhook.timeoutSeconds=31", "Must be less than or equal to 30"),
