@@ -85,6 +85,12 @@ class Board:
 
     def drop(self, ensemble: Key) -> None:
         self._outlooks.pop(ensemble, None)
+        self._requests.pop(ensemble, None)
+
+    def gone(self, lock: str) -> None:
+        """Nobody asks anything of it any more."""
+        for asked in self._requests.values():
+            asked.pop(lock, None)
 
     async def pass_on(self, ensemble: Key, nodes: Nodes, sights: Mapping[str, Sight]) -> None:
         """To every open node that does not know of it: also one that lost its memory since."""

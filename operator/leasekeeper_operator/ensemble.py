@@ -84,6 +84,8 @@ class EnsembleReconciler:
         self._keeper = PasswordKeeper(api, applier)
         self.board = Board()
         self._states: dict[Key, State] = {}
+        self._versions: dict[Key, str] = {}
+        """Of each LockEnsemble, the last one that the watch showed: also before the first look."""
 
     def objects_changed(self, key: Key, obj: Object | None = None) -> None:
         """One of the objects that belong to this ensemble may not be what it was. `obj`: as it is;
@@ -115,8 +117,7 @@ class EnsembleReconciler:
 
     def shown(self, key: Key, version: str) -> None:
         """By the watch, of the LockEnsemble; empty: it is gone."""
-        if state := self._states.get(key):
-            state.version = version
+        self._versions[key] = version
         self._queue.add_unless(key, lambda: version != "" and self._left(key) == version)
 
     def _left(self, key: Key) -> str:
@@ -129,7 +130,7 @@ class EnsembleReconciler:
         obj = await self._api.get(ENSEMBLE, key.namespace, key.name)
         if obj is None or obj["metadata"].get("deletionTimestamp"):
             await self._drop(key)
-            return None
+            return await self.users.tend(key)
         ensemble = Ensemble.parse(obj)
         state = self._states.setdefault(key, State())
         state.looked, state.left, state.rest = self._now(), "", None
@@ -164,7 +165,9 @@ class EnsembleReconciler:
         """A look at the nodes alone: nobody has written to anything that belongs to the ensemble,
         and the watch has shown that it would tell. Whether there is nothing more to do."""
         rest, nodes, now = state.rest, state.nodes, self._now()
-        if rest is None or nodes is None or not state.left or state.left != state.version:
+        if rest is None or nodes is None or not state.left:
+            return False
+        if state.left != self._versions.get(rest.ensemble.key):
             return False
         shown = any(obj is None or not self._applier.as_left(obj) for obj in state.shown)
         known = state.credentials
@@ -216,9 +219,13 @@ class EnsembleReconciler:
             await self._drop(key)
 
     async def _drop(self, key: Key) -> None:
+        if key in self._states:
+            for lock in self.users.locks(key):  # whose statuses say so
+                self._queue.add(lock_key(*lock))
         self.users.drop(key)
         self._births.drop(key)
         self.board.drop(key)
+        self._versions.pop(key, None)
         state = self._states.pop(key, None)
         if state is not None and state.nodes is not None:
             await state.nodes.close()

@@ -54,7 +54,5 @@ class State:
     """When the last look began."""
     left: str = ""
     """The version of the LockEnsemble whose event tells nothing that the last look did not see."""
-    version: str = ""
-    """The last one that the watch showed."""
     rest: Rest | None = None
     """None: the last look found something to do, or to wait for."""

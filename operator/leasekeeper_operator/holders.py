@@ -11,6 +11,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from leasekeeper.lease import Request
+from leasekeeper.redlock import requests
 from leasekeeper_operator.nodes import OPEN, Sight
 
 
@@ -42,6 +44,8 @@ class Outlook:
     holders: Mapping[str, Holder]
     most: Mapping[str, int]
     """Of locks that nobody holds at a quorum: how many nodes agree on an owner."""
+    asked: Mapping[str, Request] = field(default_factory=dict)
+    """By lock: the last thing that was asked of its holder."""
 
     @classmethod
     def of(cls, sights: Mapping[str, Sight], quorum: int) -> Outlook:
@@ -60,7 +64,7 @@ class Outlook:
                 # at least a quorum has the token itself, or more.
                 token = sorted(fences.values(), reverse=True)[quorum - 1]
                 holders[lock] = Holder(owner, token, frozenset(fences))
-        return cls(quorum, len(sights) - len(counting), holders, most)
+        return cls(quorum, len(sights) - len(counting), holders, most, _asked(counting))
 
     def doubtful(self, lock: str) -> bool:
         """Nobody is seen to hold it, and somebody may."""
@@ -82,6 +86,16 @@ class Outlook:
             if self.holders.get(lock) != before.holders.get(lock)
             or self.doubtful(lock) != before.doubtful(lock)
         }
+
+
+def _asked(sights: Iterable[Sight]) -> dict[str, Request]:
+    texts: dict[str, list[str]] = defaultdict(list)
+    for sight in sights:
+        for lock, entry in (sight.entries or {}).items():
+            if entry.request:
+                texts[lock].append(entry.request)
+    found = ((lock, requests.latest(said)) for lock, said in texts.items())
+    return {lock: request for lock, request in found if request is not None}
 
 
 def _counting(sights: Iterable[Sight]) -> list[Sight]:

@@ -10,16 +10,14 @@ from __future__ import annotations
 
 import logging
 import secrets
-import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from leasekeeper_operator import leadership, names, wishes
+from leasekeeper_operator import names
 from leasekeeper_operator.api import ENSEMBLE, LOCK, SECRET, Api, ApiError, Conflict, Object
-from leasekeeper_operator.apply import Applier, only_ours
+from leasekeeper_operator.apply import Applier
 from leasekeeper_operator.board import Ensembles
-from leasekeeper_operator.events import Happening, tell
-from leasekeeper_operator.labelling import Labelling
+from leasekeeper_operator.lock_status import NOT_ALLOWED, LockStatus
 from leasekeeper_operator.manifests.lock import (
     digests_of,
     ensemble_of,
@@ -30,25 +28,17 @@ from leasekeeper_operator.manifests.lock import (
     role,
     role_binding,
 )
-from leasekeeper_operator.model import Ensemble, Key, Lock, Place, ensemble_for, ensemble_key
+from leasekeeper_operator.model import Ensemble, Key, Lock, ensemble_for, ensemble_key
 from leasekeeper_operator.rotation import SETTLE, Rotating
-from leasekeeper_operator.routing import Routing
 from leasekeeper_operator.settings import Settings
-from leasekeeper_operator.status import (
-    READY,
-    Condition,
-    changed,
-    merge_conditions,
-    quorum_condition,
-    timestamp,
-)
+from leasekeeper_operator.status import READY, Condition
 from leasekeeper_operator.tls import material_in
 
 log = logging.getLogger(__name__)
 
-MOVING = "MovingEnsemble"
+MOVING, ENDING = "MovingEnsemble", "EnsembleEnding"
 MOVING_SECONDS = 2.0
-"""How often a lock is looked at that waits for its old ensemble, or for nodes to be told of a new
+"""How often a lock is looked at that waits for an old ensemble, or for nodes to be told of a new
 password."""
 RESYNC_SECONDS = 600.0  # for what no watch reports: Role and RoleBinding edited by hand
 
@@ -70,8 +60,7 @@ class LockReconciler:
         self._settings = settings
         self._ensembles = ensembles
         self._users = ensembles.users
-        self._routing = Routing(api, applier)
-        self._labelling = Labelling(api)
+        self._status = LockStatus(api, applier, ensembles)
         self._left: dict[Key, str] = {}
         """By lock: the version whose event tells nothing that the last look did not know."""
 
@@ -104,11 +93,11 @@ class LockReconciler:
             passwords = await self._publish(lock, ensemble, likely_new="status" not in obj)
         except Refused as refused:
             ready = Condition(READY, False, refused.reason, refused.message)
-            again = MOVING_SECONDS if ready.reason == MOVING else RESYNC_SECONDS
+            again = MOVING_SECONDS if ready.reason in (MOVING, ENDING) else RESYNC_SECONDS
         else:
             ready = Condition(READY, True, "Published", "pods can be candidates of this lock")
             more, again = self._rotation(obj, ensemble, passwords)
-        await self._write_status(lock, obj, place, found, ready, more)
+        self._left[key] = await self._status.write(lock, obj, place, found, ready, more)
         return again
 
     def _rotation(
@@ -130,8 +119,16 @@ class LockReconciler:
         """Of a lock that brings its own."""
         wanted = own_ensemble(lock)
         (owner,) = wanted["metadata"]["ownerReferences"]
-        owners = found["metadata"].get("ownerReferences", []) if found else []
-        if found is not None and owner["uid"] not in [known["uid"] for known in owners]:
+        if found is not None and owner["uid"] not in [o["uid"] for o in _owners(found)]:
+            # What is remembered of it may be of the moment before.
+            found = await self._api.get(ENSEMBLE, lock.namespace, lock.name)
+        if found is not None and owner["uid"] not in [o["uid"] for o in _owners(found)]:
+            if any((o["kind"], o["name"]) == (owner["kind"], lock.name) for o in _owners(found)):
+                raise Refused(
+                    ENDING,
+                    f"the LockEnsemble {lock.full_name} belongs to an earlier lock of this name,"
+                    " and goes with it",
+                )
             raise Refused(
                 "EnsembleConflict",
                 f"the LockEnsemble {lock.full_name} is not this lock's own: give the lock another"
@@ -155,7 +152,7 @@ class LockReconciler:
         ensemble = Ensemble.parse(found)
         if not ensemble.allows(lock.namespace):
             raise Refused(
-                "EnsembleNotAllowed",
+                NOT_ALLOWED,
                 f"LockEnsemble {wanted} does not serve locks of the namespace {lock.namespace}:"
                 " add it to the ensemble's spec.allowedNamespaces. Until then its candidates are"
                 " cut off",
@@ -261,6 +258,7 @@ class LockReconciler:
         """Owner references do it as well, but later; candidates are cut off as soon as the Secret
         is gone and the ensemble looks."""
         self._users.gone(str(key))
+        self._ensembles.board.gone(str(key))
         secret = await self._api.get(SECRET, key.namespace, names.lock_objects(key.name))
         if secret is None or (published := ensemble_of(secret)) is None:
             return
@@ -271,85 +269,10 @@ class LockReconciler:
         log.info("lock-gone lock=%s ensemble=%s", key, "/".join(published))
         self._users.withdrawn(str(key))
 
-    async def _write_status(
-        self,
-        lock: Lock,
-        obj: Object,
-        place: tuple[str, str],
-        found: Object | None,
-        ready: Condition,
-        more: Object,
-    ) -> None:
-        old = obj.get("status", {})
-        conditions = [ready]
-        new: Object = {"observedGeneration": lock.generation, "ensemble": "/".join(place), **more}
-        happened: list[Happening] = []
-        if found is not None:
-            total = Ensemble.parse(found).nodes
-            opened = found.get("status", {}).get("openNodes", 0)
-            quorum = quorum_condition(opened, total)
-            if ready.holds and not quorum.holds:
-                ready = Condition(READY, False, quorum.reason, quorum.message)
-            held, leads, happened = await self._leadership(lock, obj, ensemble_key(*place))
-            problem, routed = await self._route(lock, obj, place)
-            degraded = leadership.degraded_condition(problem, opened, total)
-            conditions = [ready, quorum, degraded]
-            if held is not None:
-                conditions.append(held)
-            new |= {"nodes": f"{opened}/{total}", "quorum": total // 2 + 1, **leads, **routed}
-        if lock.service is not None:
-            new["service"] = lock.service["name"]
-        elif "service" in old:
-            new["service"] = None
-        new["conditions"] = merge_conditions(
-            old.get("conditions", []), conditions, lock.generation, datetime.now(UTC)
-        )
-        after = obj
-        if changed(old, new):
-            after = await self._api.patch_status(obj, new)
-            await tell(self._api, obj, happened)
-        if only_ours(obj, after, new):
-            self._left[lock.key] = after["metadata"]["resourceVersion"]
 
-    async def _route(self, lock: Lock, obj: Object, place: Place) -> tuple[tuple[str, str], Object]:
-        """Service and label: what is not as the spec says, and what the status says of it."""
-        old, outlook = obj.get("status", {}), self._ensembles.board.outlook(ensemble_key(*place))
-        problem = await self._routing.bring(lock, outlook, old.get("service") or "")
-        last = old.get("labelledPod") or ""
-        pod, wrong = await self._labelling.bring(lock, outlook, last)
-        return problem if problem[0] else wrong, {"labelledPod": pod or None} if pod != last else {}
-
-    async def _leadership(
-        self, lock: Lock, obj: Object, ensemble: Key
-    ) -> tuple[Condition | None, Object, list[Happening]]:
-        """Who holds it, and what is asked of the holder: the condition (none: this operator has not
-        looked yet, and leaves what the last one said), what else the status says, and what
-        happened."""
-        old, now = obj.get("status", {}), datetime.now(UTC)
-        outlook = self._ensembles.board.outlook(ensemble)
-        if outlook is None:
-            return None, {}, []
-        held = leadership.held_condition(lock.full_name, outlook, lock.paused)
-        holder = outlook.holders.get(lock.full_name)
-        if old.get("token", 0) > (holder.token if holder else 0):
-            self._ensembles.look(ensemble)  # a sidecar says that it won, and we have not seen it
-        past = old.get("transitions", [])
-        passed = leadership.transitions(past, holder, now)
-        before = {c["type"]: c["status"] for c in old.get("conditions", [])}.get("Held", "")
-        happened = leadership.happenings(past, passed, before, held)
-        by = wishes.asked_by(obj)
-        asked = old.get("request")
-        record = wishes.recorded(lock, asked, holder, by, int(time.time() * 1000), timestamp(now))
-        new: Object = {"transitions": passed} if passed else {}
-        if record is not None and record != asked:
-            # In the status first: a node that is told of it by a dying operator is told the same by
-            # the next one.
-            await self._api.patch_status(obj, {"request": record})
-            log.info("asked lock=%s kind=%s by=%s", lock.key, record["kind"], record["by"])
-            happened.append(wishes.happening(record))
-        if self._ensembles.board.ask(ensemble, lock.full_name, wishes.request_of(record)):
-            self._ensembles.look(ensemble)
-        return held, new, happened
+def _owners(obj: Object) -> list[Object]:
+    owners: list[Object] = obj["metadata"].get("ownerReferences", [])
+    return owners
 
 
 def _moving(old: str, new: Ensemble) -> Refused:

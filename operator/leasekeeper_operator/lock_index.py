@@ -14,6 +14,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Generic, TypeVar
 
 from leasekeeper_operator import names
@@ -93,6 +94,9 @@ class Given:
     """Of the DistributedLock that it belongs to."""
     digests: frozenset[str]
     """Of the passwords that nodes take for it."""
+    above: int = 0
+    """What its tokens begin above: the time of its publication, in milliseconds. A lock of that
+    name may have been on a younger ensemble, whose tokens began later than this one's."""
 
 
 def given(ensemble: Ensemble, lock: str, secret: Object | None) -> Given | None:
@@ -106,7 +110,18 @@ def given(ensemble: Ensemble, lock: str, secret: Object | None) -> Given | None:
     if ensemble_of(secret) != (ensemble.namespace, ensemble.name):
         return None
     digests = digests_in(secret)
-    return Given(published_by(secret, name), digests) if digests else None
+    if not digests:
+        return None
+    return Given(published_by(secret, name), digests, _published_ms(secret))
+
+
+def _published_ms(secret: Object) -> int:
+    """By the API server, which says it in seconds: the end of that second."""
+    try:
+        made = datetime.fromisoformat(secret["metadata"].get("creationTimestamp", ""))
+    except ValueError:
+        return 0
+    return 1000 * (int(made.timestamp()) + 1)
 
 
 def lock_of(secret: Object) -> str:
@@ -180,11 +195,22 @@ class Locks:
         return Asking(metadata["uid"], metadata["namespace"], place)
 
 
-class UserFiles:
-    """The Secrets ENSEMBLE-users of all ensembles that there are: which locks they name."""
+def believed(secret: Object, home: str) -> set[str]:
+    """The locks that the ENSEMBLE-users of an ensemble that is gone names. With the ensemble went
+    the word on which namespaces it served, and who may write Secrets may write one that names all
+    locks there are: so it counts for its own namespace only, but for one in ours, where nobody else
+    writes."""
+    namespace, locks = secret["metadata"]["namespace"], known_locks(secret)
+    return {lock for lock in locks if namespace in (home, split(lock)[0])}
 
-    def __init__(self, api: Api) -> None:
+
+class UserFiles:
+    """The Secrets ENSEMBLE-users of all ensembles: which locks they name."""
+
+    def __init__(self, api: Api, home: str) -> None:
+        """`home`: the operator's own namespace."""
         self._api = api
+        self._home = home
         self._known: dict[Key, set[str]] = {}
         self._read_at: float | None = None
         self._reading = asyncio.Lock()
@@ -210,6 +236,10 @@ class UserFiles:
             secret = secrets.get(place) or await self._api.get(SECRET, *place)
             if secret is not None:
                 known[ensemble_key(namespace, name)] = known_locks(secret)
+        for (namespace, name), secret in secrets.items():
+            ensemble = secret["metadata"]["labels"][names.LABEL_ENSEMBLE]
+            if name == names.users_secret(ensemble) and (namespace, ensemble) not in ensembles:
+                known[ensemble_key(namespace, ensemble)] = believed(secret, self._home)
         return known
 
 

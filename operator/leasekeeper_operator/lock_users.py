@@ -28,6 +28,8 @@ from leasekeeper.redlock.users_file import Digests
 from leasekeeper_operator import names
 from leasekeeper_operator.api import SECRET, Api, Object
 from leasekeeper_operator.apply import Applier, digest
+from leasekeeper_operator.departing import Departing, Departures
+from leasekeeper_operator.ended import EndedEnsembles
 from leasekeeper_operator.link import NodeError
 from leasekeeper_operator.lock_index import (
     REREAD_SECONDS,
@@ -40,10 +42,15 @@ from leasekeeper_operator.lock_index import (
     lock_of,
     split,
 )
-from leasekeeper_operator.manifests.ensemble import parse_departing, parse_users, users_secret
+from leasekeeper_operator.manifests.ensemble import (
+    known_locks,
+    parse_departing,
+    parse_users,
+    users_secret,
+)
 from leasekeeper_operator.manifests.lock import published_for
 from leasekeeper_operator.model import Ensemble, Key, Place, ensemble_for, ensemble_key
-from leasekeeper_operator.nodes import OPEN, Nodes, Sight
+from leasekeeper_operator.nodes import OPEN, NewUser, Nodes, Sight
 
 log = logging.getLogger(__name__)
 
@@ -53,21 +60,13 @@ minute) sets the users of that copy, one too many or too few; this is how long i
 
 
 @dataclass(slots=True)
-class _Departing:
-    cut_off_on: set[str] = field(default_factory=set)
-    """Nodes that were seen without its user."""
-    since: float | None = None
-    """When the rest of the nodes was no quorum any more."""
-
-
-@dataclass(slots=True)
 class _State:
     given: Followed[Given] = field(default_factory=Followed)
     """The locks' Secrets for this ensemble, as far as they are to be trusted."""
     dirty: bool = False
     """Something else is known than when `wanted` was made."""
     wanted: dict[str, frozenset[str]] = field(default_factory=dict)
-    departing: dict[str, _Departing] = field(default_factory=dict)
+    departing: Departures = field(default_factory=Departures)
     naming: set[str] = field(default_factory=set)
     """What ENSEMBLE-users names, or is about to: before it is written, for `elsewhere`."""
     target: str = ""
@@ -82,6 +81,8 @@ class _State:
     """By node: what it was last brought to, and when."""
     knows: dict[str, Digests] = field(default_factory=dict)
     """By node, of all: the users that it was last brought to; none of one that is not open."""
+    longest: float = 0.0
+    """Seconds for which a lease may live on when all nodes are gone."""
     turn: str = ""
     """The node on which old passwords are taken away in this round."""
 
@@ -106,7 +107,9 @@ class LockUsers:
         self._now = now
         self._states: dict[Key, _State] = {}
         self._all = Locks(api, default, now)
-        self._files = UserFiles(api)
+        home, _ = default
+        self._files = UserFiles(api, home)
+        self._ended = EndedEnsembles(api, home, now)
 
     def invalidate(self, ensemble: Key) -> None:
         """Nothing that is known of this ensemble's locks is to be trusted."""
@@ -147,6 +150,7 @@ class LockUsers:
         named = [(key, locks) for key, locks in files.items() if lock in locks]
         # What we wrote since, or are writing.
         named += [(key, state.naming) for key, state in self._states.items()]
+        named += self._ended.items()
         return next((key for key, locks in named if key != ensemble and lock in locks), None)
 
     def leaving(self, ensemble: Key) -> bool:
@@ -159,7 +163,13 @@ class LockUsers:
             state.dirty = True
 
     def drop(self, ensemble: Key) -> None:
-        self._states.pop(ensemble, None)
+        """It is gone."""
+        if state := self._states.pop(ensemble, None):
+            self._ended.add(ensemble, state.naming, state.longest)
+
+    async def tend(self, ensemble: Key) -> float | None:
+        """Of one that is gone: in how many seconds to look again, for the locks that it had."""
+        return await self._ended.tend(ensemble)
 
     def locks(self, ensemble: Key) -> list[tuple[str, str]]:
         """Namespace and name of the locks of an ensemble, as last read."""
@@ -173,8 +183,13 @@ class LockUsers:
 
     async def ever_published(self, ensemble: Ensemble) -> bool:
         """Whether any lock was given to candidates, as far as the API server remembers: also an
-        ensemble that was deleted and made again has its locks' Secrets still.
+        ensemble that was deleted and made again has its locks' Secrets still, or ENSEMBLE-users
+        names them.
         """
+        name = names.users_secret(ensemble.name)
+        secret = await self._api.get(SECRET, ensemble.namespace, name)
+        if self._ended.locks(ensemble.key) or known_locks(secret or {}):
+            return True
         return bool(await self._api.find(SECRET, labels=published_for(ensemble)))
 
     async def sync(
@@ -186,7 +201,8 @@ class LockUsers:
     ) -> None:
         """`record`: of the births; without it nothing is forgotten."""
         state = self._states.setdefault(ensemble.key, _State())
-        departed = self._departed(ensemble, state)
+        state.longest = ensemble.longest_memory
+        departed = state.departing.over(ensemble.longest_memory, self._now())
         if record is not None:
             # Before it is taken from the file: an operator that dies in between does it again.
             # Should the lock have been made anew a moment ago, it loses nothing: the floor has F.
@@ -200,7 +216,7 @@ class LockUsers:
         state.knows = {id: state.knows.get(id, {}) if id in votes else {} for id in sights}
         state.turn = ""
         await asyncio.gather(*(self._tell(ensemble, state, nodes, sight) for sight in opened))
-        self._time_departures(ensemble, state)
+        state.departing.time(ensemble.membership, self._now())
 
     async def _forget(
         self,
@@ -253,19 +269,24 @@ class LockUsers:
         current = await self._api.get(SECRET, ensemble.namespace, name)
         known = parse_users(current or {})
         named = {*known, *parse_departing(current or {}), *state.wanted, *state.departing}
-        gone = self._departed(ensemble, state)
+        named |= self._ended.locks(ensemble.key)
+        gone = state.departing.over(ensemble.longest_memory, self._now())
         wanted = self._wanted(ensemble, state, known)
         if leaving := named - wanted.keys() - state.departing.keys():
             # Nobody is cut off by hearsay.
             for lock in leaving:
                 await self._look_again(ensemble, state, lock)
             wanted = self._wanted(ensemble, state, known)
-        departing = {
-            lock: state.departing.get(lock) or _Departing() for lock in named - wanted.keys() - gone
-        }
+        departing = Departures(
+            {
+                lock: state.departing.get(lock) or Departing()
+                for lock in named - wanted.keys() - gone
+            }
+        )
         state.naming |= {*wanted, *departing}
         await self._applier.bring(users_secret(ensemble, wanted, departing), current)
         state.naming = {*wanted, *departing}
+        self._ended.made_again(ensemble.key)
         state.locks = self._all.on(ensemble) | {*wanted, *state.wanted}
         state.wanted, state.departing = wanted, departing
         lines = sorted((lock, sorted(digests)) for lock, digests in wanted.items())
@@ -293,23 +314,6 @@ class LockUsers:
         secret = await self._api.get(SECRET, namespace, names.lock_objects(name))
         state.given.put(lock, given(ensemble, lock, secret))
 
-    def _departed(self, ensemble: Ensemble, state: _State) -> set[str]:
-        """The departing locks that can have no leader here any more."""
-        # The quarantine is the longest lease and what clocks may differ by.
-        longest = max(ensemble.longest_lease, ensemble.restart_delay)
-        return {
-            lock
-            for lock, departing in state.departing.items()
-            if departing.since is not None and self._now() - departing.since >= longest
-        }
-
-    def _time_departures(self, ensemble: Ensemble, state: _State) -> None:
-        membership = ensemble.membership
-        enough = len(membership.nodes) - membership.quorum + 1
-        for departing in state.departing.values():
-            if departing.since is None and len(departing.cut_off_on) >= enough:
-                departing.since = self._now()
-
     async def _tell(self, ensemble: Ensemble, state: _State, nodes: Nodes, sight: Sight) -> None:
         assert sight.view is not None, "an open node has a view"
         wanted = state.wanted
@@ -318,7 +322,7 @@ class LockUsers:
         if done == target and self._now() - when < RECHECK_SECONDS:
             return
         try:
-            complete = await self._bring(ensemble, state, nodes, sight.id, wanted)
+            complete = await self._bring(ensemble, state, nodes, sight.id, sight.view.life)
         except NodeError as error:
             # The node will be Unreachable or Closed at the next look; the others go on.
             log.warning(
@@ -335,14 +339,13 @@ class LockUsers:
         state: _State,
         nodes: Nodes,
         node: str,
-        wanted: Digests,
+        life: str,
     ) -> bool:
-        """Whether the node knows these now: old passwords are taken away on one node at a time."""
-        present, complete = await nodes.users(node), True
+        """Whether the node knows all now: old passwords are taken away on one node at a time."""
+        present, wanted, complete = await nodes.users(node), state.wanted, True
         if present == wanted and not state.departing:
             return True
-        new: dict[str, frozenset[str]] = {}
-        anew: set[str] = set()
+        new: dict[str, NewUser] = {}
         for lock, digests in wanted.items():
             known = present.get(lock, frozenset())
             if known == digests:
@@ -354,10 +357,10 @@ class LockUsers:
                     continue
                 # Cuts the connections, too: also of somebody who came in by the old one. All of
                 # its own have been able to read the new one for long, and come back with it.
-                anew.add(lock)
-            new[lock] = digests
+            given = None if known else state.given.get(lock)
+            new[lock] = NewUser(digests, known > digests, given.above if given else 0)
         if new:
-            await nodes.set_users(node, new, anew)
+            await nodes.set_users(node, life, new)
             log.info("users-set ensemble=%s node=%s locks=%s", ensemble.key, node, ",".join(new))
         for lock in present.keys() - wanted.keys():
             state.dirty |= await self._all.look_again(lock)
@@ -365,8 +368,5 @@ class LockUsers:
             if lock in state.departing or asking is None or not asking.belongs(ensemble):
                 await nodes.delete_user(node, lock)
                 log.info("user-deleted ensemble=%s node=%s lock=%s", ensemble.key, node, lock)
-        for lock, departing in state.departing.items():
-            departing.cut_off_on.add(node)
-            if lock in present:  # until now it could vote for it: an old file, maybe
-                departing.since = None
+        state.departing.cut_off(node, present)
         return complete

@@ -114,6 +114,12 @@ class Ensemble(Resource):
             quarantine=self.restart_delay,
         )
 
+    @property
+    def longest_memory(self) -> float:
+        """Seconds after which no lease can live on: the quarantine is the longest lease and what
+        clocks may differ by."""
+        return max(self.longest_lease, self.restart_delay)
+
     def allows(self, namespace: str) -> bool:
         return (
             namespace == self.namespace

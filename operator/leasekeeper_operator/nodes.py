@@ -7,8 +7,9 @@ the others; whoever did not answer is `Unreachable` in the status, and asked aga
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +18,6 @@ from leasekeeper.redlock import requests, users
 from leasekeeper.redlock.learnt import Learnt
 from leasekeeper.redlock.membership import Membership, Node
 from leasekeeper.redlock.registry import NodeView, Record
-from leasekeeper.redlock.users_file import Digests
 from leasekeeper_operator.link import Link, NodeError, Unreachable, fields, tls_context
 
 log = logging.getLogger(__name__)
@@ -54,6 +54,27 @@ class Sight:
     message: str = ""
     entries: Mapping[str, Entry] | None = None
     """By lock, of an open node. None: it could not be asked for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewUser:
+    """How the candidates of a lock are let in."""
+
+    digests: frozenset[str]
+    """Of the passwords."""
+    anew: bool = False
+    """Connections that stand are cut, and the user is there again before anybody can come back."""
+    above: int = 0
+    """The node is to hand out larger tokens than this. 0: whatever it knows."""
+
+    def commands(self, lock: str, life: str) -> Iterator[Sequence[str]]:
+        """`life`: of the node's memory."""
+        user = users.lock_user(lock)
+        if self.above:  # before anybody can ask for its vote
+            yield "FCALL", "lk1_learn", "0", life, "0", "", lock, str(self.above)
+        if self.anew:
+            yield "ACL", "DELUSER", user
+        yield "ACL", "SETUSER", user, *users.lock_rules(lock, self.digests)
 
 
 Resolve = Callable[[Node], tuple[str, int]]
@@ -127,7 +148,8 @@ class Nodes:
                 log.debug('unreachable node=%s error="%s"', node, error.details)
             return sight_of_error(node, str(error))
         except ValueError as error:
-            return Sight(node, CLOSED, None, f"it speaks another version: {error}")
+            # Not "closed": who has not begun has no memory, and may be replaced at any time.
+            return Sight(node, UNREACHABLE, None, f"it speaks another version: {error}")
         self._seen.pop(node, None)
         if answer is not None and entries[1] == "0":  # what has one page only
             self._seen[node] = (answer, sight)
@@ -198,6 +220,17 @@ class Nodes:
     def ids(self) -> list[str]:
         return [*self._links]
 
+    @contextlib.asynccontextmanager
+    async def coming_by(self, node: str, passwords: Passwords) -> AsyncIterator[None]:
+        """For what is asked of that node inside."""
+        usual = self._links[node]
+        self._links[node] = self._link(node, users.OPERATOR, passwords.operator)
+        try:
+            yield
+        finally:
+            await self._links[node].close()
+            self._links[node] = usual
+
     async def admin_digests(self, node: str) -> dict[str, frozenset[str]]:
         """Of agent, peer and operator: the digests of the passwords that the node takes."""
         lines = [line.split() for line in await self._links[node].call("ACL", "LIST")]
@@ -212,19 +245,15 @@ class Nodes:
         rules = [*(f"#{d}" for d in wanted - known), *(f"!{d}" for d in known - wanted)]
         await self._links[node].call("ACL", "SETUSER", user, *rules)
 
-    async def set_users(self, node: str, wanted: Digests, anew: Collection[str]) -> None:
-        """Connections that stand are not touched, but for those of the locks in `anew`: they are
-        cut, and the user is there again before anybody can come back."""
-        commands: list[Sequence[str]] = []
-        for lock, digests in wanted.items():
-            user = users.lock_user(lock)
-            if lock in anew:
-                commands.append(("ACL", "DELUSER", user))
-            commands.append(("ACL", "SETUSER", user, *users.lock_rules(lock, digests)))
+    async def set_users(self, node: str, life: str, new: Mapping[str, NewUser]) -> None:
+        """By lock. Connections that stand are not touched, unless it says so."""
+        commands = [command for lock, user in new.items() for command in user.commands(lock, life)]
         for first in range(0, len(commands), AT_ONCE):
             for answer in await self._links[node].calls(*commands[first : first + AT_ONCE]):
                 if isinstance(answer, NodeError):
                     raise answer
+                if isinstance(answer, list) and answer[0] != "OK":
+                    raise NodeError(f"lk1_learn: {answer[0]}")
 
     async def delete_user(self, node: str, lock: str) -> None:
         """Cuts its connections, too."""

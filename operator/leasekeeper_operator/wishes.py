@@ -25,11 +25,23 @@ ANNOTATION_ASKED_BY = "leasekeeper.dev/asked-by"
 is not taken for the author of a later wish that the webhook did not see."""
 
 
+EARLIER = "nobody: a lock of this name was paused before"
+
+
 def recorded(
-    lock: Lock, old: Object | None, holder: Holder | None, by: str, now_ms: int, time: str
+    lock: Lock,
+    old: Object | None,
+    holder: Holder | None,
+    by: str,
+    now_ms: int,
+    time: str,
+    standing: Request | None = None,
 ) -> Object | None:
-    """What `status.request` shall be; `old`, if nothing new is asked."""
+    """What `status.request` shall be; `old`, if nothing new is asked. `standing`: what nodes were
+    last asked of a lock of this name; a pause that nobody remembers would last for ever."""
     kind, rest = _wanted(lock, old or {}, holder)
+    if not kind and old is None and standing is not None and standing.kind == requests.PAUSE:
+        kind, by = requests.RESUME, EARLIER
     if not kind:
         return old
     sequence = max((old or {}).get("sequence", 0) + 1, now_ms)

@@ -58,6 +58,11 @@ def test_an_empty_ensemble_works(cluster: Cluster, namespace: str) -> None:
 # -- what is refused at creation -------------------------------------------------------------------
 
 LOCK_REFUSALS: list[tuple[Object, str]] = [
+    ({"ensembleRef": {"name": ".."}}, "spec.ensembleRef.name in body should match"),
+    (
+        {"ensembleRef": {"name": "a", "namespace": ".."}},
+        "spec.ensembleRef.namespace in body should match",
+    ),
     (
         {"renewDeadlineSeconds": 12, "retryPeriodSeconds": 10},
         "spec.renewDeadlineSeconds must be greater than 1.2 × spec.retryPeriodSeconds, or one slow"

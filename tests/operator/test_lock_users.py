@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Collection
+from collections.abc import Mapping
 from typing import Any, cast
 
 import pytest
@@ -17,11 +17,10 @@ from leasekeeper_operator.lock_users import LockUsers
 from leasekeeper_operator.manifests.ensemble import known_locks, parse_users
 from leasekeeper_operator.manifests.lock import digests_in, digests_of, lock_secret
 from leasekeeper_operator.model import Ensemble, Lock, ensemble_key
-from leasekeeper_operator.nodes import LEFT_BEHIND, Nodes, Sight, without_ghosts
+from leasekeeper_operator.nodes import LEFT_BEHIND, NewUser, Nodes, Sight, without_ghosts
 from leasekeeper_operator.rotation import Rotating
 
 from leasekeeper.redlock.registry import NodeView, Record
-from leasekeeper.redlock.users_file import Digests
 from tests.operator.samples import Object, ensemble_object
 
 PLACE = ("store", "main")
@@ -64,8 +63,9 @@ class World:
             raise NodeError("it does not answer")
         return dict(self.on_nodes[node])
 
-    async def set_users(self, node: str, wanted: Digests, anew: Collection[str]) -> None:
-        self.on_nodes[node] |= wanted
+    async def set_users(self, node: str, life: str, new: Mapping[str, NewUser]) -> None:
+        assert life == "a"
+        self.on_nodes[node] |= {lock: user.digests for lock, user in new.items()}
 
     async def delete_user(self, node: str, lock: str) -> None:
         del self.on_nodes[node][lock]

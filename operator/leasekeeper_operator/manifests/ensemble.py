@@ -18,6 +18,9 @@ NAMESPACE_NAME = "kubernetes.io/metadata.name"  # the API server puts it on ever
 DNS_PORT = 53
 
 
+ANNOTATION_LONGEST = "leasekeeper.dev/longest-lease-seconds"
+LONGEST_EVER = 7200.0  # the largest quarantine that the CRD takes
+
 USUAL_LIMIT = "128Mi"  # the CRD's default
 
 
@@ -109,7 +112,22 @@ def users_secret(
     name, data = names.users_secret(ensemble.name), base64_data(users=text)
     if left := sorted(departing):
         data |= base64_data(departing="".join(f"{lock}\n" for lock in left))
-    return ensemble_object(ensemble, SECRET, name, type="Opaque", data=data)
+    made = ensemble_object(ensemble, SECRET, name, type="Opaque", data=data)
+    # It outlives its ensemble (ended.py), so that also then nobody forgets who may still lead.
+    del made["metadata"]["ownerReferences"]
+    made["metadata"]["annotations"] = {ANNOTATION_LONGEST: f"{ensemble.longest_memory:g}"}
+    return made
+
+
+def longest_lease_in(secret: Object) -> float:
+    """How long a lease may last after the last node of an ensemble that is gone, by its
+    ENSEMBLE-users."""
+    text = (secret["metadata"].get("annotations") or {}).get(ANNOTATION_LONGEST, "")
+    try:
+        seconds = float(text)
+    except ValueError:  # somebody took it away
+        return LONGEST_EVER
+    return seconds if 0 <= seconds <= LONGEST_EVER else LONGEST_EVER
 
 
 def parse_users(secret: Object) -> dict[str, frozenset[str]]:
