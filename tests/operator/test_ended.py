@@ -143,7 +143,7 @@ async def test_an_ensemble_made_again_rests_before_it_votes(world: World) -> Non
 async def test_tokens_of_a_lock_begin_above_those_of_its_time_on_a_younger_ensemble(
     world: World, tmp_path: Path
 ) -> None:
-    """A lock that is made again on an ensemble of last year must not go on with last year's tokens."""
+    """Made again on an ensemble of last year, it must not go on with last year's tokens."""
     password = await world.publish("orders")
     secret = world.cluster.get(world.namespace, "secret", "leasekeeper-orders") or {}
     ensemble = Ensemble.parse(world.cluster.get(world.namespace, "lens", "main") or {})

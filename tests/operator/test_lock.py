@@ -11,6 +11,7 @@ from leasekeeper_operator import names
 from leasekeeper_operator.api import Api
 from leasekeeper_operator.apply import Applier
 from leasekeeper_operator.board import Board
+from leasekeeper_operator.holders import Outlook
 from leasekeeper_operator.lock import LockReconciler
 from leasekeeper_operator.lock_users import LockUsers
 from leasekeeper_operator.model import Ensemble, Key, ensemble_key, lock_key
@@ -348,3 +349,34 @@ async def test_an_ensemble_of_somebody_else_is_not_taken_for_the_locks_own(world
     (ready,) = [c for c in conditions if c["type"] == "Ready"]
     assert (ready["status"], ready["reason"]) == ("False", "EnsembleConflict")
     assert world.get("lens", "main") == before
+
+
+async def test_a_lock_waits_for_the_ensemble_of_the_lock_before_it_to_go(world: World) -> None:
+    key = lock_key(world.namespace, "alone")
+    world.cluster.lock(world.namespace, "alone", ensemble={"nodes": 3})
+    await world.reconciler.reconcile(key)
+    world.cluster.run("-n", world.namespace, "delete", "dlock", "alone")
+    made = world.cluster.lock(world.namespace, "alone", ensemble={"nodes": 3})
+    assert await world.reconciler.reconcile(key) == 2.0
+    conditions = world.get("dlock", "alone")["status"]["conditions"]
+    (ready,) = [c for c in conditions if c["type"] == "Ready"]
+    assert (ready["status"], ready["reason"]) == ("False", "EnsembleEnding")
+    assert "belongs to an earlier lock of this name, and goes with it" in ready["message"]
+    # The garbage collector, which is not here.
+    world.cluster.run("-n", world.namespace, "delete", "lens", "alone")
+    await world.reconciler.reconcile(key)
+    (owner,) = world.get("lens", "alone")["metadata"]["ownerReferences"]
+    assert owner["uid"] == made["metadata"]["uid"]
+
+
+async def test_nothing_is_said_of_an_ensemble_that_is_gone(world: World) -> None:
+    world.board.see(ensemble_key(world.namespace, "main"), Outlook(2, 0, {}, {}))
+    await world.reconcile()
+    said = ("QuorumAvailable", "Held", "Degraded")
+    assert all(world.condition(kind)[0] != "Unknown" for kind in said)
+    world.cluster.run("-n", world.namespace, "delete", "lens", "main")
+    await world.reconcile()
+    assert world.condition("Ready")[:2] == ("False", "EnsembleNotFound")
+    for kind in said:
+        assert world.condition(kind)[:2] == ("Unknown", "EnsembleNotFound")
+    assert "nodes" not in world.get("dlock", "orders")["status"]

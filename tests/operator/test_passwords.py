@@ -129,3 +129,21 @@ async def test_operators_killed_at_every_step_change_passwords_while_a_pod_leads
         assert now["spec"]["template"] == template["spec"]["template"]
     finally:
         leader.kill()
+
+
+async def test_a_server_that_restarts_before_its_file_is_new_is_told_again(
+    world: World,
+) -> None:
+    """The kubelet brings a changed file within two minutes; until then it has the old ones only."""
+    await world.until_open(3)
+    before = secret(world)
+    world.cluster.patch(world.namespace, "lens", "main", {"spec": {"passwordGeneration": 2}})
+    await world.until(lambda: "old-agent" in secret(world), "the new ones to be used")
+    world.nodes.nodes[0].server.restart()
+    after = secret(world)
+    assert let_in(world, "operator", before["operator"])[0]
+    assert not let_in(world, "operator", after["operator"])[0]
+    await world.until(
+        lambda: all(let_in(world, user, after[user])[0] for user in before), "the new ones"
+    )
+    await world.until_open(3)

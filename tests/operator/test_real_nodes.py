@@ -17,8 +17,9 @@ from leasekeeper_operator.api import Api
 from leasekeeper_operator.model import lock_key
 from leasekeeper_operator.nodes import OPEN, Nodes, Passwords
 
+from leasekeeper.redlock.registry import NodeView
 from tests.operator.conftest import Cluster
-from tests.operator.real_world import Executioner, World
+from tests.operator.real_world import SHORT, Executioner, World
 
 
 @pytest.fixture
@@ -303,3 +304,74 @@ async def test_no_number_that_a_tenant_writes_into_its_key_spoils_a_look(world: 
     assert sight.state == OPEN
     found = {lock: entry.fence for lock, entry in (sight.entries or {}).items()}
     assert found == {"shop/a": 0, "shop/b": 0, "shop/c": 0, "shop/d": 0, "shop/e": 7}
+
+
+@pytest.mark.parametrize("forgotten", [False, True])
+async def test_a_pause_goes_with_its_lock(world: World, forgotten: bool) -> None:
+    """Made again, it would be paused for ever by a wish that no status records."""
+    await world.until_open(3)
+    await world.publish("orders")
+    key = lock_key(world.namespace, "orders")
+    place = f"lk:lock:{world.namespace}/orders"
+    clients = [node.server.client() for node in world.nodes.nodes]
+
+    def asked() -> set[str]:
+        texts = [str(client.hget(place, "request") or "none none") for client in clients]
+        return {text.split()[1] for text in texts}
+
+    async def look() -> None:
+        for _ in range(2):
+            await world.ensembles.reconcile(world.key)
+            await world.locks.reconcile(key)
+        await world.ensembles.reconcile(world.key)
+
+    world.cluster.patch(world.namespace, "dlock", "orders", {"spec": {"paused": True}})
+    await look()
+    assert asked() == {"pause"}
+    world.cluster.run("-n", world.namespace, "delete", "dlock", "orders")
+    await look()
+    if forgotten:
+        await world.until(lambda: not any(c.exists(place) for c in clients), "the key to go")
+        await look()
+        assert not any(client.exists(place) for client in clients)
+    await world.publish("orders")
+    await look()
+    assert asked() == {"none" if forgotten else "resume"}
+    for client in clients:
+        client.close()
+
+
+async def test_a_lock_of_a_namespace_that_is_not_served_writes_nothing_to_nodes(
+    world: World,
+) -> None:
+    await world.until_open(3)
+    other = world.cluster.namespace()
+    reference = {"name": "main", "namespace": world.namespace}
+    world.cluster.lock(other, "orders", ensembleRef=reference, paused=True, **SHORT)
+    key = lock_key(other, "orders")
+    for _ in range(2):
+        await world.locks.reconcile(key)
+        await world.ensembles.reconcile(world.key)
+    status = (world.cluster.get(other, "dlock", "orders") or {})["status"]
+    assert {c["type"]: c["reason"] for c in status["conditions"]}["Ready"] == "EnsembleNotAllowed"
+    for node in world.nodes.nodes:
+        with node.server.client() as client:
+            assert client.keys("lk:lock:*") == []
+
+
+async def test_a_node_that_speaks_another_version_is_not_taken_for_empty(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An empty one may be replaced at any time, all at once."""
+    await world.until_open(3)
+
+    def unreadable(reply: object) -> NodeView:
+        raise ValueError("a field too many")
+
+    await world.ensembles.close()
+    world.start_operator(world.api)  # which has read none of their answers yet
+    monkeypatch.setattr(NodeView, "from_reply", unreadable)
+    await world.ensembles.reconcile(world.key)
+    nodes = world.status()["nodes"]
+    assert {node["state"] for node in nodes} == {"Unreachable"}
+    assert "it speaks another version: a field too many" in nodes[0]["message"]

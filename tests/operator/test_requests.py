@@ -116,6 +116,17 @@ async def test_a_look_at_rest_is_one_call_of_each_node(
         assert count == {LOOK: 3}
 
 
+async def test_a_new_operator_rests_as_well(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its watch shows the LockEnsemble before its first look, and never again."""
+    await world.ensembles.close()
+    world.start_operator(world.api)
+    show_ensemble(world)
+    await world.ensembles.reconcile(world.key)
+    await world.ensembles.reconcile(world.key)
+    for count in await looks(world, monkeypatch):
+        assert count == {LOOK: 3}
+
+
 async def looks(world: World, monkeypatch: pytest.MonkeyPatch) -> list[Counter[str]]:
     counts = []
     for _ in range(3):
