@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
+import pytest
 from leader_volume import Volume, wait_for
 from leasekeeper_sidecar.claim import standby_claim
 
@@ -98,6 +101,51 @@ def test_the_command_is_watched_even_when_run_as_leader_is_killed(real: Volume) 
     wait_for(log, "stopped\n")
 
 
+def test_a_signal_to_the_whole_group_leaves_the_command_its_watcher(real: Volume) -> None:
+    """As dumb-init, `tini -g`, supervisord and timeout send it. The command is told to stop, takes
+    its time, and leadership is lost meanwhile.
+    """
+    log = real.path / "log"
+    command = f"trap 'echo draining > {log}' TERM; echo begun > {log};"
+    command += "while :; do sleep 0.1; done"
+    program = [*real.shell, str(real.path / "run-as-leader"), "--grace", "1"]
+    real.file.say(real.claim())
+    process = subprocess.Popen([*program, "sh", "-c", command], start_new_session=True)
+    try:
+        wait_for(log, "begun\n")
+        os.killpg(process.pid, signal.SIGTERM)
+        wait_for(log, "draining\n")
+        real.file.say_no(standby_claim("shop/orders", boot="x"))
+        assert process.wait(60) == 128 + signal.SIGKILL
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_work_that_was_broken_off_is_begun_again_though_the_same_tenure_goes_on(
+    real: Volume,
+) -> None:
+    """The file says no for a moment and then yes again: a wall clock that was set forward until the
+    next renewal, or a renewal that succeeds late. The command ends with 0 when it is told to.
+    """
+    log, again = real.path / "log", real.path / "again"
+    told = f"echo stopped >> {log}; until [ -e {again} ]; do sleep 0.1; done; exit 0"
+    command = f"trap '{told}' TERM; echo begun >> {log}; while :; do sleep 0.05; done"
+    real.file.say(real.claim())
+    process = real.spawn("--grace", "60", "sh", "-c", command)
+    try:
+        wait_for(log, "begun\n")
+        real.file.say_no(standby_claim("shop/orders", boot="x"))
+        wait_for(log, "begun\nstopped\n")
+        real.file.say(real.claim())
+        again.touch()
+        wait_for(log, "begun\nstopped\nbegun\n")
+        assert process.poll() is None
+    finally:
+        process.terminate()
+        assert process.wait(30) == 0
+
+
 WATCHED = '    (watch "$token" "$self" "$began" 9<&- > /dev/null &)\n'
 
 
@@ -136,19 +184,19 @@ def test_control_a_watcher_that_begins_after_its_command_may_never_begin(real: V
     assert outlives_a_kill_in_its_first_moment(real)
 
 
+FORKED = "become() {\n"
 SIGN = "    [ -e /proc/$$/fd/9 ] && exit 143\n"
 
 
-def begins_after_a_stop(volume: Volume) -> bool:
+def begins_after_a_stop(volume: Volume, after: str) -> bool:
     """Whether a command begins though TERM came before: its process is just forked, and slow to
-    take up what a signal does to it.
+    take up what a signal does to it; or it ignores one, because its watcher shall.
     """
     log, program = volume.path / "log", volume.path / "run-as-leader"
     text = program.read_text()
-    slow = "become() {\n    trap - TERM INT\n"
-    assert text.count(slow) == 1
-    forked = f"become() {{\n    trap '' TERM; echo > {volume.path}/forked; sleep 1; trap - TERM\n"
-    program.write_text(text.replace(slow, forked))
+    assert text.count(after) == 1
+    slow = f"    trap '' TERM; echo > {volume.path}/forked; sleep 1\n"
+    program.write_text(text.replace(after, after + slow))
     volume.file.say(volume.claim())
     process = volume.spawn("sh", "-c", f"echo begun > {log}")
     wait_for(volume.path / "forked", "\n")
@@ -157,16 +205,20 @@ def begins_after_a_stop(volume: Volume) -> bool:
     return log.exists()
 
 
-def test_no_command_begins_after_a_stop(real: Volume) -> None:
-    assert not begins_after_a_stop(real)
+@pytest.mark.parametrize("after", [FORKED, WATCHED], ids=["forked", "watched"])
+def test_no_command_begins_after_a_stop(real: Volume, after: str) -> None:
+    assert not begins_after_a_stop(real, after)
 
 
-def test_control_a_stop_that_comes_with_the_fork_is_lost_without_a_sign(real: Volume) -> None:
+@pytest.mark.parametrize("after", [FORKED, WATCHED], ids=["forked", "watched"])
+def test_control_a_stop_that_comes_with_the_fork_is_lost_without_a_sign(
+    real: Volume, after: str
+) -> None:
     program = real.path / "run-as-leader"
     text = program.read_text()
     assert text.count(SIGN) == 1
     program.write_text(text.replace(SIGN, ""))
-    assert begins_after_a_stop(real)
+    assert begins_after_a_stop(real, after)
 
 
 REUSE = """
