@@ -127,6 +127,12 @@ class SingleRedis:
             raise DatabaseError(self._in_words(got.why))
         return [field.decode(errors="replace") for field in got]
 
+    def _rules(self) -> str:
+        """What `ACL SETUSER` must be told for this lock; by default, for all locks."""
+        if not (key := self._key):
+            return "~leasekeeper:* &leasekeeper:*"
+        return f"~{key} ~{key}:token &{key}:freed"
+
     def _in_words(self, why: str) -> str:
         at = f"Redis at {self._node.address}"
         if "refused user and password" in why:
@@ -134,8 +140,8 @@ class SingleRedis:
         if "NOPERM" in why:
             return (
                 f"user {self._user} of {at} may not do this: it needs +eval and what the scripts"
-                f" call (get set del pttl pexpire hget hmget hset time publish subscribe), the keys"
-                f" ~leasekeeper:* and the channels &leasekeeper:* ({why})"
+                " call (get set del pttl pexpire hget hmget hset time publish subscribe), and its"
+                f" keys and channel {self._rules()} ({why})"
             )
         if "READONLY" in why:
             return f"{at} is a read-only replica: name the primary"

@@ -131,7 +131,32 @@ async def test_every_refusal_is_one_sentence(lock: Lock, backend: Any) -> None:
         admin.execute_command("ACL", "SETUSER", "stranger", *rules)
     said = await why(lock, username="stranger", password="secret")
     assert "user stranger of Redis at" in said
-    assert "the keys ~leasekeeper:*" in said
+    assert "~leasekeeper:* &leasekeeper:*" in said
+
+
+@pytest.mark.parametrize("named", [{}, {"key": "app:lock"}], ids=["default", "key"])
+async def test_what_a_refusal_advises_is_all_that_a_user_needs(
+    lock: Lock, backend: Any, named: dict[str, str]
+) -> None:
+    user = {"username": f"user-{len(named)}", "password": "secret", **named}
+    with backend.server.client() as admin:
+        rules = ("reset", "on", ">secret", "+eval")
+        admin.execute_command("ACL", "SETUSER", user["username"], *rules)
+        said = await why(lock, **user)
+        advice, _, _ = said.partition(" (NOPERM")
+        commands = [f"+{word}" for word in advice[advice.index("(") + 1 :].split(")")[0].split()]
+        keys = [word for word in advice.split() if word[0] in "~&"]
+        admin.execute_command("ACL", "SETUSER", user["username"], *commands, *keys)
+    lock.settings["redis"].update(user)
+    first, second = lock.candidate("a"), lock.candidate("b")
+    grant = await won(first)
+    await second.ready()
+    while not isinstance(outcome := await second.acquire(), Held):
+        assert isinstance(outcome, Unavailable), outcome
+    woken = asyncio.create_task(second.freed())
+    assert await first.release(grant) == Released()
+    async with asyncio.timeout(30):
+        await woken
 
 
 async def test_a_replica_is_said(lock: Lock, backend: Any) -> None:
