@@ -34,6 +34,7 @@ from leasekeeper.cli_target import (
     read_target,
 )
 from leasekeeper.clock import SystemClock
+from leasekeeper.descendants import Descendants
 from leasekeeper.elector import Elector
 from leasekeeper.lease import LONGEST, Candidate, ConfigurationError, Grant, Renewed, Timings
 from leasekeeper.redlock.membership import Membership
@@ -47,7 +48,8 @@ LEFT_FOR_THE_KERNEL = 0.1
 _HOLD = f"""\
 Waits for a lock, runs CMD while holding it, and gives it back when CMD ends. CMD finds the fencing
 token in LEASEKEEPER_TOKEN, and LEASEKEEPER_LOCK and LEASEKEEPER_HOLDER beside it. If the lock is
-lost, CMD and all that it started in its process group are stopped before anybody else can hold it.
+lost, CMD and all that it started in its process group (on a terminal: in the terminal's session)
+are stopped before anybody else can hold it; and so is what CMD leaves behind when it ends.
 
 {HOW_TO_REACH}
 exit codes:
@@ -147,7 +149,7 @@ class _Hold:
         self._stop = asyncio.Event()
         self._signal = signal.SIGTERM
         # On a terminal the command stays in our group, or it could not read from there.
-        self._own_group = not sys.stdin.isatty()
+        self._below = Descendants() if sys.stdin.isatty() else None
         self._running = False
 
     async def run(self) -> int:
@@ -185,7 +187,7 @@ class _Hold:
         return self._target.membership or found
 
     def _on_signal(self, number: signal.Signals) -> None:
-        if number == signal.SIGINT and self._running and not self._own_group:
+        if number == signal.SIGINT and self._running and self._below:
             return  # Ctrl-C: the terminal has told the command itself, which decides what it means
         self._signal = number
         self._stop.set()
@@ -225,11 +227,14 @@ class _Hold:
             *self._options.command_line,
             env={**kept, **environment},
             preexec_fn=die_with_parent,
-            process_group=0 if self._own_group else None,
+            process_group=None if self._below else 0,
         )
 
     async def _watch(self, child: asyncio.subprocess.Process, listener: _Listener) -> int:
         self._running = True
+        if self._below:
+            self._below.command = child.pid
+            asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._below.reap)
         ended = asyncio.Event()
         waiting = asyncio.ensure_future(child.wait())
         waiting.add_done_callback(lambda _: ended.set())
@@ -240,8 +245,11 @@ class _Hold:
         lost = listener.over.is_set() and not ended.is_set()
         if not ended.is_set():
             await self._end(child, ended, listener)
-        # What it started in its group must not go on without the lock.
+        # What it started must not go on without the lock.
         self._send(child, signal.SIGKILL)
+        if self._below and (left := await self._below.kill()):
+            numbers = ", ".join(map(str, left))
+            self._say("not-stopped", f"what CMD started could not be stopped: {numbers}")
         code = await waiting
         if lost:
             self._say("lost", f"the lock is lost ({listener.why}); the command was stopped")
@@ -262,10 +270,10 @@ class _Hold:
 
     def _send(self, child: asyncio.subprocess.Process, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            if self._own_group:
-                os.killpg(child.pid, number)
+            if self._below:
+                self._below.send(number)
             else:
-                child.send_signal(number)
+                os.killpg(child.pid, number)
 
     def _say(self, event: str, sentence: str, **fields: object) -> None:
         lock = self._target.lock

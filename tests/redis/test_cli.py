@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +169,68 @@ def test_on_a_terminal_ctrl_c_is_for_the_command(cli: Cli) -> None:
     screen.until(lambda _: screen.process.poll() is not None, "the end")
     assert screen.process.returncode == 5
     assert screen.text.count("interrupted") == 1
+
+
+OTHER_GROUP = "import os, sys; os.setpgrp(); os.execvp('sleep', ['sleep', sys.argv[1]])"
+
+
+def what_went_on(cli: Cli, end: Callable[[int], None]) -> tuple[int, set[int]]:
+    """The status of a hold on a terminal, and who of this there was after it: 1, what the command
+    started and left behind; 2, the same in a group of its own, as an interactive shell makes them;
+    3, a neighbour in our own group: the next program of a pipeline, or the script that runs us.
+    """
+    mine = f"300.{secrets.randbelow(10**9):09}"  # seconds that are nobody else's
+    away = f'{sys.executable} -c "{OTHER_GROUP}"'
+    script = f"(trap '' TERM; sleep {mine}1; :) & ({away} {mine}2 &);"
+    script += f"echo ready $PPID.; until [ -e {cli.folder}/end ]; do sleep 0.1; done; exit 5"
+    hold = ["hold", "--config", str(cli.config), "--grace", "1", "--", "sh", "-c", script]
+    outer = f'sleep {mine}3 & "$@"; echo "status $?."; read -r wait; kill $!'
+    screen = Screen(["sh", "-c", outer, "sh", sys.executable, "-m", "leasekeeper.cli", *hold])
+
+    def there() -> set[int]:
+        return {n for n in (1, 2, 3) if _running(f"sleep\0{mine}{n}\0")}
+
+    screen.until(lambda text: re.search(r"ready \d+\.", text), "the command to run")
+    wait_until(lambda: there() == {1, 2, 3}, "all of them")
+    end(int(screen.text.split("ready ")[1].split(".")[0]))
+    screen.until(lambda text: re.search(r"status \d+\.", text), "the end")
+    left = there()
+    screen.press("\n")
+    return int(screen.text.split("status ")[1].split(".")[0]), left
+
+
+def test_on_a_terminal_what_a_command_leaves_behind_is_stopped(cli: Cli) -> None:
+    status, left = what_went_on(cli, lambda _: (cli.folder / "end").touch())
+    assert (status, left) == (5, {3})
+
+
+def test_on_a_terminal_all_that_a_command_started_is_stopped_with_it(cli: Cli) -> None:
+    status, left = what_went_on(cli, lambda hold: os.kill(hold, signal.SIGTERM))
+    assert (status, left) == (128 + signal.SIGTERM, {3})
+
+
+def test_on_a_terminal_all_that_a_command_started_is_stopped_by_a_loss(tmp_path: Path) -> None:
+    with Ensemble(3, max_ttl=LEASE, quarantine=LEASE * 1.1) as ensemble:
+        ensemble.wait_open()
+
+        def lose(_: int) -> None:
+            for node in ensemble.nodes:
+                node.hang()
+
+        assert what_went_on(Cli(ensemble, tmp_path), lose) == (123, {3})
+
+
+def test_on_a_terminal_who_loses_a_parent_and_ends_is_no_zombie_of_ours(cli: Cli) -> None:
+    script = "for i in 1 2 3; do (sleep 0.2 &); done; sleep 1; echo ready $PPID.; read -r wait"
+    command = ["hold", "--config", str(cli.config), "--", "sh", "-c", script]
+    screen = Screen([sys.executable, "-m", "leasekeeper.cli", *command])
+    screen.until(lambda text: re.search(r"ready \d+\.", text), "the command to run")
+    hold = screen.text.split("ready ")[1].split(".")[0]
+    children = Path(f"/proc/{hold}/task/{hold}/children")
+    wait_until(lambda: len(children.read_text().split()) == 1, "only the command to be there")
+    screen.press("\n")
+    screen.until(lambda _: screen.process.poll() is not None, "the end")
+    assert screen.process.returncode == 0
 
 
 def _running(command: str) -> bool:
