@@ -117,8 +117,8 @@ class Leadership:
     # -- told by the elector ---------------------------------------------------------------------
 
     def leading(self, grant: Grant) -> None:
-        """Raises if the app cannot be told that it leads: the elector then gives the lease to
-        somebody who can.
+        """Raises if the app cannot be told that it leads: this process then ends, the lease runs
+        out, and somebody may win it whose app can be told.
         """
         before = self._tenure
         same = before is not None and before.grant.id == grant.id

@@ -157,7 +157,7 @@ def refuse(kind: int, names: set[str]) -> Callable[..., None]:
 def test_a_win_that_cannot_be_told_is_given_up(
     volumes: Volumes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It raises: the elector then releases, and somebody leads whose app can be told."""
+    """It raises, and that ends the process: the lease runs out for one whose app can be told."""
     sidecar = volumes.process()
     sidecar.start()
     monkeypatch.setattr(files, "replace", refuse(errno.ENOSPC, {"leader"}))

@@ -182,6 +182,21 @@ async def test_what_could_not_be_announced_is_not_given_back() -> None:
 
 
 @in_virtual_time
+async def test_a_win_that_could_not_be_told_is_taken_back_and_runs_out() -> None:
+    """As docs/app-contract.md says of a full volume; the process then ends."""
+    bench = Bench()
+
+    def full(grant: Grant) -> None:
+        raise OSError("no space left on device")
+
+    bench.listener.leading = full  # type: ignore[method-assign]
+    with pytest.raises(OSError, match="no space"):
+        await bench.start()
+    assert bench.store.times("not leading")
+    assert bench.store.times("release") == []
+
+
+@in_virtual_time
 async def test_release_is_finished_even_when_cancelled() -> None:
     """Known bug 17: clean-up ran on a context that was already cancelled."""
     bench = Bench()
