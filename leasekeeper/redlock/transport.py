@@ -272,10 +272,11 @@ class TcpLink:
             try:
                 wire = await self._connect()
             except (OSError, ValueError) as error:  # ValueError: a host's name that is none
-                self._down = f"{self.node.address}: {self._in_words(error)}"
+                why = self._in_words(error)
                 silent = self._tls is not None and isinstance(error, TimeoutError)
                 if silent and await self._speaks_plainly():
-                    self._down = f"{self.node.address}: {SPEAKS_NO_TLS}"
+                    why = SPEAKS_NO_TLS
+                self._down = f"{self.node.address}: {why}"
                 pause = await _rest(pause)
                 continue
             since = asyncio.get_running_loop().time()
