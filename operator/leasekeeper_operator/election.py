@@ -127,12 +127,15 @@ class LeaderApi(Api):
 
         trace = aiohttp.TraceConfig()
 
-        async def before_the_first_byte(_: Any, __: Any, request: Any) -> None:
+        async def before_its_bytes(_: Any, __: Any, request: Any) -> None:
             # Waiting for a connection may have taken long: the process may have been frozen.
             if request.method not in READS:
                 gate.check()
 
-        trace.on_request_headers_sent.append(before_the_first_byte)
+        trace.on_request_headers_sent.append(before_its_bytes)
+        # What has a body goes out with it, and maybe a turn of the loop later: a freeze between
+        # that turn's look at the clock and this write is noticed by nobody else.
+        trace.on_request_chunk_sent.append(before_its_bytes)
         configuration = await client_configuration()
         configuration.trace_configs = [trace]
         api = cls(ApiClient(configuration))

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from leasekeeper_operator.election import Election, Gate, NotLeading
+from leasekeeper_operator.api import ApiError
+from leasekeeper_operator.election import Election, Gate, LeaderApi, NotLeading
 from leasekeeper_operator.election import timings as election_timings
 from leasekeeper_operator.main import Health
 from leasekeeper_operator.webhook import LINGER_SECONDS
@@ -265,6 +266,61 @@ def test_a_gate_is_shut_by_the_clock_alone() -> None:
         gate.check()
     gate.close()
     assert not gate.overstayed
+
+
+class ClosesAfter(Gate):
+    """As if the process were frozen past its deadline after so many looks at the clock."""
+
+    def __init__(self, looks: int) -> None:
+        super().__init__(StoppedClock())
+        self.looks = looks
+
+    def check(self) -> None:
+        self.looks -= 1
+        if self.looks < 0:
+            raise NotLeading
+
+
+@pytest.mark.parametrize(("looks", "arrives"), [(1, False), (2, False), (3, True)])
+async def test_a_write_looks_at_the_clock_again_when_its_body_goes_out(
+    looks: int, arrives: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Looks: when it enters, when its head is made, and when both are written. The last row is the
+    control: nothing else keeps the request from the server."""
+    heard = bytearray()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heard.extend(await reader.read(65536))
+        writer.write(b"HTTP/1.1 201 Created\r\nContent-Type: application/json\r\n")
+        writer.write(b"Content-Length: 2\r\n\r\n{}")
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    point_to(f"http://127.0.0.1:{port}", tmp_path / "kubeconfig", monkeypatch)
+    api = await LeaderApi.behind(ClosesAfter(looks))
+    try:
+        made = api.create(
+            {"apiVersion": "v1", "kind": "Secret", "metadata": {"namespace": "a", "name": "b"}}
+        )
+        if arrives:
+            await made
+        else:
+            with pytest.raises(ApiError):
+                await made
+    finally:
+        await api.close()
+        server.close()
+    assert bool(heard) is arrives
+
+
+def point_to(server: str, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    named = {"clusters": {"server": server}, "users": {}, "contexts": {"cluster": "a", "user": "a"}}
+    content: dict[str, Any] = {"apiVersion": "v1", "kind": "Config", "current-context": "a"}
+    for plural, what in named.items():
+        content[plural] = [{"name": "a", plural.removesuffix("s"): what}]
+    kubeconfig.write_text(json.dumps(content))
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
 
 
 async def test_a_graceful_stop_hands_over_between_two_writes(start: Start) -> None:
