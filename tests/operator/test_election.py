@@ -32,7 +32,7 @@ from tests.operator.test_operator import Operator, webhook_configuration
 LEASE_SECONDS = 4.5
 EVERYBODYS = ("leases", "mutatingwebhookconfigurations")
 CERTIFICATE = "hook-certificate"
-LOCKS = 40  # their reconciliation takes long enough to be interrupted in its middle
+LOCKS = 40
 
 WITHOUT_PROTECTION = """
 from leasekeeper_operator import election, main
@@ -149,6 +149,15 @@ class Pair:
     def published(self, prefix: str) -> int:
         names = self.cluster.names(self.leader.namespace, "secrets")
         return sum(name.startswith(f"leasekeeper-{prefix}-") for name in names)
+
+    async def signal_in_the_middle(self, prefix: str, number: signal.Signals) -> asyncio.Task[None]:
+        """To the leader, while it works on locks of which the last are still being made: however
+        fast it is, it is not done. The task ends when all are made."""
+        making = asyncio.create_task(asyncio.to_thread(self.make_locks, prefix))
+        await eventually(lambda: self.published(prefix), "the first of many")
+        self.leader.signal(number)
+        assert self.published(prefix) < LOCKS, "too late: the work was done"
+        return making
 
     async def all_published(self, prefix: str) -> None:
         await eventually(
@@ -325,13 +334,13 @@ def point_to(server: str, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 async def test_a_graceful_stop_hands_over_between_two_writes(start: Start) -> None:
     pair: Pair = await start()
-    await asyncio.to_thread(pair.make_locks, "before")
-    await eventually(lambda: pair.published("before"), "the first of many")
+    await eventually(lambda: pair.writes(), "the leader to write")
     assert {write.account for write in pair.writes()} == {pair.leader.account}
+    making = await pair.signal_in_the_middle("before", signal.SIGTERM)
     told = time.time()
-    pair.leader.signal(signal.SIGTERM)
     await eventually(lambda: pair.standby.says("elected"), "the other to be elected")
     taken = time.time() - told
+    await making
     await pair.all_published("before")
     assert await asyncio.to_thread(pair.leader.stop) < LEASE_SECONDS + LINGER_SECONDS
     writes = pair.writes()
@@ -348,11 +357,9 @@ async def test_a_graceful_stop_hands_over_between_two_writes(start: Start) -> No
 
 async def freeze_in_the_middle(pair: Pair) -> list[Write]:
     """What the frozen leader wrote after it woke up."""
-    await asyncio.to_thread(pair.make_locks, "frozen")
-    await eventually(lambda: pair.published("frozen"), "the first of many")
-    pair.leader.signal(signal.SIGSTOP)
-    assert pair.published("frozen") < LOCKS, "frozen too late: the work was done"
+    making = await pair.signal_in_the_middle("frozen", signal.SIGSTOP)
     await eventually(lambda: pair.standby.says("elected"), "the other to be elected")
+    await making
     await pair.all_published("frozen")
     woken = time.time()
     pair.leader.signal(signal.SIGCONT)
