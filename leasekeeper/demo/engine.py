@@ -123,12 +123,14 @@ class Demo:
 
     def _sweep(self) -> None:
         readings = self.world.readings()
-        self.readings = {reading.pod: reading for reading in readings}
+        self.readings = {reading.pod: reading for reading in readings if reading.leads}
         for reading in readings:
             tenure = self.files.see(reading)
             if tenure is not None:
                 gap = tenure.first_began - self._led_until if self._led_until else 0.0
                 self._leads(reading, gap)
+            if not reading.leads:  # counted above, but no reader goes by it any more
+                continue
             self._led_until = max(self._led_until, reading.ended)
             self._leader, self._nobody_said = reading.holder, False
         # Not at once: in a hand-over nobody leads for a moment, and that is told with the next one.

@@ -17,7 +17,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A file that says "leader" by the reader's rule. Times are on the boot clock."""
+    """A file that says "leader", and whose deadline is ahead. Times are on the boot clock."""
 
     lock: str
     pod: str
@@ -27,7 +27,11 @@ class Reading:
     began: float
     ended: float
     left: float = 0.0
-    """Seconds to the deadline at `ended`, for people to see."""
+    """Seconds to the deadline at `ended`."""
+    leads: bool = True
+    """By the whole of the reader's rule. False: the wall clock alone says no, up to a second early,
+    because `expiresUnix` has whole seconds. What is promised is that no two *deadlines* are ahead
+    at one instant, whatever wall clocks say: so the history takes these readings as well."""
 
 
 @dataclass(slots=True)
@@ -106,9 +110,12 @@ def _tell(said: list[str], text: str) -> None:
         said.append(text)
 
 
-def judge(text: bytes, boot: str, uptime_cs: int, wall: float) -> dict[str, Any] | None:
+def judge(
+    text: bytes, boot: str, uptime_cs: int, wall: float
+) -> tuple[dict[str, Any], bool] | None:
     """The reader's rule (docs/app-contract.md), written a second time: the sidecar's own would
-    agree with the sidecar's mistakes. None: not the leader.
+    agree with the sidecar's mistakes. What the file says, and whether the wall clock agrees; None:
+    not the leader, whatever the wall clock says.
     """
     try:
         said = json.loads(text)
@@ -116,9 +123,9 @@ def judge(text: bytes, boot: str, uptime_cs: int, wall: float) -> dict[str, Any]
         return None
     if not isinstance(said, dict) or said.get("leader") is not True or said.get("boot") != boot:
         return None
-    if uptime_cs >= said["deadlineCs"] or wall >= said["expiresUnix"]:
+    if uptime_cs >= said["deadlineCs"]:
         return None
-    return said
+    return said, wall < said["expiresUnix"]
 
 
 def now() -> float:
@@ -134,8 +141,9 @@ def read(file: str, pod: str, boot: str) -> Reading | None:
     except OSError:  # not yet there, or just taken away
         return None
     ended = now()
-    said = judge(text, boot, int(ended * 100), time.time())
-    if said is None:
+    judged = judge(text, boot, int(ended * 100), time.time())
+    if judged is None:
         return None
+    said, leads = judged
     left = said["deadlineCs"] / 100 - ended
-    return Reading(said["lock"], pod, said["holder"], said["token"], began, ended, left)
+    return Reading(said["lock"], pod, said["holder"], said["token"], began, ended, left, leads)

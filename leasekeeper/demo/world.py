@@ -146,7 +146,7 @@ class World:
         ]
 
     def readings(self) -> list[Reading]:
-        """Every file that says "leader" by the reader's rule just now."""
+        """Every file that says "leader", and whose deadline is ahead just now."""
         found = (read(str(c.leader_file), c.name, self.boot) for c in self.candidates)
         return [reading for reading in found if reading is not None]
 

@@ -28,6 +28,10 @@ class Recorder:
     def begin(self, scenario: str, *, chapter: str, title: str) -> None:
         self._scenario = {"id": scenario, "chapter": chapter, "title": title, "from": now()}
 
+    @property
+    def begun(self) -> bool:
+        return bool(self._scenario)
+
     def end(self, outcome: str) -> None:
         self._say("scenario", **self._scenario, to=now(), outcome=outcome)
         self._scenario = {}
@@ -36,9 +40,9 @@ class Recorder:
         """The tenures of this namespace's locks belong to the scenario."""
         self._scenario["namespace"] = name
 
-    def must_be_found(self, why: str) -> None:
-        """A control: two leaders are what it has to produce."""
-        self._scenario["control"] = why
+    def must_be_found(self, why: str, lock: str) -> None:
+        """A control: two leaders of this lock are what it has to produce."""
+        self._scenario["control"], self._scenario["lock"] = why, lock
 
     @contextlib.contextmanager
     def fault(self, text: str) -> Iterator[float]:

@@ -12,7 +12,7 @@ from tests.cluster.client import Client, until
 from tests.cluster.faults import Faults
 from tests.cluster.recorder import Recorder
 from tests.cluster.watcher import Watcher
-from tests.cluster.workload import Workload, example, make_namespace
+from tests.cluster.workload import PATIENCE, Workload, example, make_namespace
 
 # Python runs a module of this name, if it finds one, before everything else.
 MUTANT = """
@@ -46,7 +46,7 @@ def mutated(pod: dict[str, Any], name: str) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 
-@pytest.mark.control("the leader file's deadline is an hour too late")
+@pytest.mark.control("the leader file's deadline is an hour too late", lock="control/orders")
 def test_without_the_deadline_a_frozen_sidecar_makes_two_leaders(
     client: Client,
     watcher: Watcher,
@@ -66,6 +66,8 @@ def test_without_the_deadline_a_frozen_sidecar_makes_two_leaders(
     try:
         _two_leaders(client, workload, faults, watcher, deployment)
     finally:
+        # Whatever they do wrong belongs to this scenario: no later one is to be blamed for it.
+        client.kubectl("-n", "control", "delete", "pods", "--all", seconds=PATIENCE)
         workload.remove()
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from pathlib import Path
 
 import pytest
 
 from leasekeeper.demo.history import History, Reading, judge, now
-from tests.cluster.watcher import FOLDER, VOLUME, Watcher
+from tests.cluster.client import until
+from tests.cluster.watcher import FOLDER, KEPT, VOLUME, Watcher, failures
 
 BOOT = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
@@ -82,21 +82,23 @@ def claim(holder: str, token: int, seconds: float = 3600, **changed: object) -> 
 
 
 @pytest.mark.parametrize(
-    ("text", "leads"),
+    ("text", "ahead", "leads"),
     [
-        (claim("a", 1), True),
-        (claim("a", 1, leader=False), False),
-        (claim("a", 1, leader="true"), False),
-        (claim("a", 1, boot="another"), False),
-        (claim("a", 1, deadlineCs=1), False),
-        (claim("a", 1, expiresUnix=1), False),
-        (claim("a", 1)[:20], False),
-        (b"", False),
-        (b"[]", False),
+        (claim("a", 1), True, True),
+        (claim("a", 1, leader=False), False, False),
+        (claim("a", 1, leader="true"), False, False),
+        (claim("a", 1, boot="another"), False, False),
+        (claim("a", 1, deadlineCs=1), False, False),
+        (claim("a", 1, expiresUnix=1), True, False),
+        (claim("a", 1)[:20], False, False),
+        (b"", False, False),
+        (b"[]", False, False),
     ],
 )
-def test_the_readers_rule(text: bytes, leads: bool) -> None:
-    assert (judge(text, BOOT, int(now() * 100), time.time()) is not None) is leads
+def test_the_readers_rule(text: bytes, ahead: bool, leads: bool) -> None:
+    judged = judge(text, BOOT, int(now() * 100), time.time())
+    assert (judged is not None) is ahead
+    assert (judged is not None and judged[1]) is leads
 
 
 def write(root: Path, pod: str, text: bytes, place: str = VOLUME) -> None:
@@ -129,24 +131,82 @@ def test_the_process_follows_a_hand_over(tmp_path: Path, watcher: Watcher) -> No
     assert summary["sweeps"] > 20
 
 
-def test_the_process_finds_an_overlap_of_a_few_milliseconds(
-    tmp_path: Path, watcher: Watcher
-) -> None:
+def test_the_process_finds_an_overlap_however_short(tmp_path: Path, watcher: Watcher) -> None:
     """The control: the same hand-over, but the old leader lets go too late."""
     with watcher:
         write(tmp_path / "n1", "a", claim("orders-a", 1))
         write(tmp_path / "n2", "b", claim("orders-b", 2, leader=False))
         time.sleep(0.3)
-        letting_go = threading.Timer(
-            0.02, write, (tmp_path / "n1", "a", claim("orders-a", 1, leader=False))
-        )
-        letting_go.start()
         write(tmp_path / "n2", "b", claim("orders-b", 2))
-        letting_go.join()
-        time.sleep(0.3)
-    assert watcher.wrong() == [
-        "two leaders of shop/orders: orders-a (token 1) and orders-b (token 2)"
-    ]
+        until("it is found", lambda: bool(watcher.wrong()))
+        write(tmp_path / "n1", "a", claim("orders-a", 1, leader=False))
+    assert watcher.wrong() == [TWO]
+    assert watcher.take() == [TWO]
+
+
+def test_an_overlap_that_the_wall_clock_hides_is_found(tmp_path: Path, watcher: Watcher) -> None:
+    """No reader goes by the old file any more, and its deadline is too late all the same."""
+    with watcher:
+        write(tmp_path / "n1", "a", claim("orders-a", 1))
+        until("a leads", lambda: watcher.latest("shop/orders"))
+        write(tmp_path / "n1", "a", claim("orders-a", 1, expiresUnix=1))
+        until("a's end is seen", lambda: watcher.events()[-1]["event"] == "ends")
+        write(tmp_path / "n2", "b", claim("orders-b", 2))
+        until("it is found", lambda: bool(watcher.wrong()))
+    assert watcher.wrong() == [TWO]
+
+
+TWO = "two leaders of shop/orders: orders-a (token 1) and orders-b (token 2)"
+
+
+def test_what_was_found_is_told_once_and_never_to_nobody(tmp_path: Path, watcher: Watcher) -> None:
+    with watcher:
+        for root, pod, token in (("n1", "a", 1), ("n2", "b", 2)):
+            write(tmp_path / root, pod, claim(f"orders-{pod}", token))
+        until("it is found", lambda: bool(watcher.wrong()))
+        assert watcher.take() == [TWO]
+        assert watcher.take() == []
+        write(tmp_path / "n1", "c", claim("orders-c", 3))
+        until("a third is found", lambda: len(watcher.wrong()) == 3)
+    assert len(watcher.take()) == 2, "also after its end"
+    assert watcher.take() == []
+
+
+def test_a_watcher_that_died_is_told_of_each_time(tmp_path: Path, watcher: Watcher) -> None:
+    """Also after it has found something: in the rest of the run it sees nothing."""
+    with watcher:
+        for root, pod, token in (("n1", "a", 1), ("n2", "b", 2)):
+            write(tmp_path / root, pod, claim(f"orders-{pod}", token))
+        until("it is found", lambda: bool(watcher.wrong()))
+        assert watcher.take() == [TWO]
+        assert watcher._child is not None
+        watcher._child.kill()
+        watcher._child.wait()
+        for _ in range(2):
+            assert watcher.take() == ["the watcher died (exit -9)"]
+    assert watcher.take() == ["the watcher died (exit -9)"], "and at the end"
+
+
+def test_a_control_excuses_two_leaders_of_its_own_lock_and_nothing_else() -> None:
+    others = ["two leaders of shop/orders2: a and b", "token of shop/orders did not grow: …"]
+    assert failures([TWO], "shop/orders") == []
+    assert failures([TWO, *others], "shop/orders") == others
+    assert failures([], "shop/orders") == ["the watcher did not find two leaders of shop/orders"]
+    assert failures([TWO]) == [TWO]
+
+
+def test_the_log_of_a_pod_that_is_gone_is_kept(tmp_path: Path) -> None:
+    place = "n1/shop_orders-a_uid/app/0.log"
+    log = tmp_path / "log" / "pods" / place
+    kept = tmp_path / "log" / KEPT / place
+    log.parent.mkdir(parents=True)
+    log.write_text("its first words\n")
+    with Watcher([str(tmp_path / "n1")], tmp_path / "watched.jsonl", tmp_path / "log"):
+        until("it is kept", kept.exists)
+        with log.open("a") as more:
+            more.write("its last words\n")
+        log.unlink()
+    assert kept.read_text() == "its first words\nits last words\n"
 
 
 def test_a_pod_with_several_locks_has_a_file_for_each(tmp_path: Path, watcher: Watcher) -> None:
@@ -155,9 +215,7 @@ def test_a_pod_with_several_locks_has_a_file_for_each(tmp_path: Path, watcher: W
     with watcher:
         for root, pod, token in (("n1", "a", 1), ("n2", "b", 2)):
             write(tmp_path / root, pod, claim(f"orders-{pod}", token, lock="shop/mail"), mail)
-        deadline = time.monotonic() + 10
-        while not watcher.wrong() and time.monotonic() < deadline:
-            time.sleep(0.05)
+        until("it is found", lambda: bool(watcher.wrong()))
     assert watcher.wrong() == [
         "two leaders of shop/mail: orders-a (token 1) and orders-b (token 2)"
     ]

@@ -24,12 +24,23 @@ UNTOLD = {"secrets", "events", "events.events.k8s.io", "endpoints", "componentst
 file of their own, the others because they are deprecated."""
 
 
+KEPT = "kept"
+"""Beside `pods/`: logs of pods, also of those that are gone, if somebody keeps them (the tests'
+watcher does). Collected as if they were still where they were."""
+
+
 def collect(cluster: Cluster, target: Path, progress: Progress) -> None:
     """Files first: they are there even when the API server is not."""
     if not cluster.folder.exists():
         raise ClusterError(f"there is no cluster {cluster.name!r}")
     target.mkdir(parents=True, exist_ok=True)
-    shutil.copytree(cluster.logs, target, dirs_exist_ok=True, ignore_dangling_symlinks=True)
+    shutil.copytree(
+        *(cluster.logs, target, False, shutil.ignore_patterns(KEPT)),
+        ignore_dangling_symlinks=True,
+        dirs_exist_ok=True,
+    )
+    if (cluster.logs / KEPT).exists():
+        shutil.copytree(cluster.logs / KEPT, target / "pods", dirs_exist_ok=True)
     if processes.init_of(cluster) is None:
         progress.say(f"the cluster is not running: only the logs it left are in {target}")
         return
