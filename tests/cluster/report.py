@@ -9,7 +9,7 @@ import json
 import statistics
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,21 @@ class Span:
     ended: float
     lock: str = ""
     token: int = 0
+    gaps: tuple[tuple[float, float], ...] = ()
+    """Of a tenure: when its file said no in between."""
 
     @property
     def seconds(self) -> float:
-        return self.ended - self.began
+        return self.ended - self.began - sum(end - begin for begin, end in self.gaps)
+
+    def pieces(self) -> list[Span]:
+        """The times between the gaps."""
+        begins = (self.began, *(end for _, end in self.gaps))
+        ends = (*(begin for begin, _ in self.gaps), self.ended)
+        return [
+            replace(self, began=began, ended=ended, gaps=())
+            for began, ended in zip(begins, ends, strict=True)
+        ]
 
     def within(self, began: float, ended: float) -> bool:
         return self.began < ended and self.ended > began
@@ -50,6 +61,8 @@ class Scenario:
     ended: float
     outcome: str
     control: str = ""
+    lock: str = ""
+    """Of a control: the one of which two leaders had to be found."""
     tenures: list[Span] = field(default_factory=list)
     faults: list[Span] = field(default_factory=list)
     hand_overs: list[HandOver] = field(default_factory=list)
@@ -70,7 +83,14 @@ class Run:
     sweeps: int
     longest_gap: float
     """Between two of the watcher's sweeps, in seconds: what lasts longer than two is not missed."""
+    finished: bool
+    """Whether the watcher said its last word: otherwise nobody knows what it did not see."""
     environment: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def good(self) -> bool:
+        passed = all(one.outcome == "passed" for one in self.scenarios)
+        return bool(self.scenarios) and passed and self.finished and not self.wrong
 
     @property
     def began(self) -> float:
@@ -110,11 +130,11 @@ def read(folder: Path) -> Run:
     end = max((line["at"] for line in (*record, *watched)), default=0.0)
     tenures = _tenures(watched, end)
     scenarios = [_scenario(line, record, tenures) for line in record if line["event"] == "scenario"]
-    controls = [(one.began, one.ended) for one in scenarios if one.control]
+    wanted = tuple(f"two leaders of {one.lock}:" for one in scenarios if one.control)
     wrong = [
         line["text"]
         for line in watched
-        if line["event"] == "wrong" and not any(a <= line["at"] <= b for a, b in controls)
+        if line["event"] == "wrong" and not line["text"].startswith(wanted)
     ]
     (summary,) = [line for line in watched if line["event"] == "summary"] or [{}]
     facts = [line for line in record if line["event"] == "environment"]
@@ -124,6 +144,7 @@ def read(folder: Path) -> Run:
         wrong,
         sweeps=summary.get("sweeps", 0),
         longest_gap=summary.get("longestGap", 0.0),
+        finished=bool(summary),
         environment=facts[-1]["facts"] if facts else {},
     )
 
@@ -138,9 +159,12 @@ def _tenures(watched: Sequence[dict[str, Any]], end: float) -> list[Span]:
         if line["event"] not in ("leads", "ends"):
             continue
         key = (line["lock"], line["pod"], line["token"])
-        began = found[key].began if key in found else line["at"]
-        ended = line["last"] if line["event"] == "ends" else end
-        found[key] = Span(line["holder"], began, ended, lock=line["lock"], token=line["token"])
+        known = found.get(key)
+        if known is None:
+            known = Span(line["holder"], line["at"], end, lock=line["lock"], token=line["token"])
+        elif line["event"] == "leads":
+            known = replace(known, ended=end, gaps=(*known.gaps, (known.ended, line["at"])))
+        found[key] = replace(known, ended=line["last"]) if line["event"] == "ends" else known
     return sorted(found.values(), key=lambda one: one.began)
 
 
@@ -151,6 +175,7 @@ def _scenario(
     made = Scenario(
         *(line["id"], line["chapter"], line["title"], began, ended, line["outcome"]),
         control=line.get("control", ""),
+        lock=line.get("lock", ""),
     )
     lock = f"{line.get('namespace', '')}/"
     made.tenures = [t for t in tenures if t.lock.startswith(lock) and t.within(began, ended)]
@@ -184,11 +209,17 @@ def duration(seconds: float) -> str:
 
 def verdict(run: Run) -> str:
     failed = sum(one.outcome != "passed" for one in run.scenarios)
-    leaders = "never two leaders, no token went down" if not run.wrong else "SAFETY WAS LOST"
-    outcome = (
-        "all scenarios passed" if not failed else f"{failed} scenario{'s' * (failed > 1)} failed"
-    )
-    return f"{outcome}; {leaders}"
+    if not run.scenarios:
+        outcome = "nothing ran"
+    elif failed:
+        outcome = f"{failed} scenario{'s' * (failed > 1)} failed"
+    else:
+        outcome = "all scenarios passed"
+    if run.wrong:
+        return f"{outcome}; SAFETY WAS LOST"
+    if not run.finished:
+        return f"{outcome}; the watcher did not finish"
+    return f"{outcome}; never two leaders, no token went down"
 
 
 def markdown(run: Run) -> str:

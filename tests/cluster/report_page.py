@@ -50,7 +50,7 @@ def html(run: Run) -> str:
 
 
 def _head(run: Run) -> str:
-    good = not run.wrong and all(one.outcome == "passed" for one in run.scenarios)
+    kind = "good" if run.good else "bad"
     spans = sum(tenure.seconds for tenure in run.tenures)
     tiles = [
         (str(len(run.scenarios)), "scenarios"),
@@ -65,7 +65,7 @@ def _head(run: Run) -> str:
     return (
         "<h1>Leasekeeper on a real cluster</h1>"
         f'<p class="soft">{facts}</p>'
-        f'<p class="verdict {"good" if good else "bad"}">{escape(verdict(run).capitalize())}.</p>'
+        f'<p class="verdict {kind}">{escape(verdict(run).capitalize())}.</p>'
         f'{wrong}<div class="tiles">{_tiles(tiles)}</div>'
     )
 

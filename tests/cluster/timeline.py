@@ -87,7 +87,8 @@ def _svg(height: float, parts: Sequence[str], label: str, data: str) -> str:
 def _data(tenures: Sequence[Span], axis: Axis) -> str:
     """For the script that names the second and the leader under the pointer."""
     spans = ";".join(
-        f"{t.began - axis.began:.3f},{t.ended - axis.began:.3f},{t.text},{t.token}" for t in tenures
+        f"{t.began - axis.began:.3f},{t.ended - axis.began:.3f},{t.text},{t.token}"
+        for t in _pieces(tenures)
     )
     return (
         f' data-length="{axis.ended - axis.began:.3f}" data-left="{GUTTER:g}"'
@@ -146,10 +147,13 @@ def _beside(text: str, left: float, right: float, row: int, *, inside: bool = Tr
 
 
 def _tenure(axis: Axis, tenure: Span, row: int, colour: int, *, named: bool = True) -> list[str]:
-    left, right = axis.x(tenure.began), axis.x(tenure.ended)
     title = f"{tenure.text} led with token {tenure.token} for {duration(tenure.seconds)}"
-    parts = [_rect(f"tenure c{colour}", left, right, row, title)]
+    parts = []
+    for piece in tenure.pieces():
+        left, right = axis.x(piece.began), axis.x(piece.ended)
+        parts.append(_rect(f"tenure c{colour}", left, right, row, title))
     if named:
+        left, right = axis.x(tenure.began), axis.x(tenure.pieces()[0].ended)
         label = f"token …{tenure.token % 10_000:04}"
         if len(label) * LETTER < right - left:
             y = row * LANE + 17
@@ -162,10 +166,15 @@ def _mark(axis: Axis, fault: Span) -> list[str]:
     return [_rect("fault", left, max(right, left + 2), 0, fault.text)]
 
 
+def _pieces(tenures: Sequence[Span]) -> list[Span]:
+    return sorted((p for one in tenures for p in one.pieces()), key=lambda piece: piece.began)
+
+
 def _gaps(axis: Axis, tenures: Sequence[Span], top: float, rows: int) -> list[str]:
-    """Where nobody led between two tenures of a lock; shorter than a pixel is not drawn."""
+    """Where nobody led between two tenures of a lock, or in one; shorter than a pixel is not
+    drawn."""
     parts = []
-    for before, after in pairwise(sorted(tenures, key=lambda one: one.began)):
+    for before, after in pairwise(_pieces(tenures)):
         left, right = axis.x(before.ended), axis.x(after.began)
         if right - left < 1 or before.lock != after.lock:
             continue
