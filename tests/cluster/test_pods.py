@@ -12,7 +12,7 @@ from tests.cluster.client import Client, condition, until
 from tests.cluster.installation import Installation
 from tests.cluster.recorder import Recorder
 from tests.cluster.watcher import Watcher
-from tests.cluster.workload import PATIENCE, TIMINGS, Tenure, Workload, example, make_namespace
+from tests.cluster.workload import PATIENCE, Tenure, Workload, example, gave_back, make_namespace
 
 NAMESPACE = "pods"
 HEALTHY = "/var/run/health/well"
@@ -135,10 +135,7 @@ def test_the_pods_of_a_job_work_one_after_the_other_and_are_done(site: Site) -> 
     first, second = sorted(int(text) for text in said)
     led = sorted(nightly.tenures(), key=lambda one: one.began)
     assert [one.token for one in led] == [first, second]
-    # Given back, and not run out: by the watcher's clock nobody waited for what a lease has left.
-    ended = led[0].ended
-    assert ended is not None
-    assert led[1].began - ended < TIMINGS["leaseDurationSeconds"]
+    assert gave_back(*led), "and not waited for"
     until("nobody leads", lambda: nightly.leader() is None)
 
 
