@@ -12,13 +12,22 @@ from pathlib import Path
 import pytest
 from localkube import processes
 
+from leasekeeper.demo.history import now
 from tests.cluster.asker import APP, Answer, Asker, regressions
 from tests.cluster.client import Client, until
-from tests.cluster.faults import Faults
+from tests.cluster.faults import Faults, pause
 from tests.cluster.installation import Installation
 from tests.cluster.recorder import Recorder
 from tests.cluster.watcher import Watcher
-from tests.cluster.workload import PATIENCE, TIMINGS, Tenure, Workload, example, make_namespace
+from tests.cluster.workload import (
+    LEASE,
+    PATIENCE,
+    TIMINGS,
+    Tenure,
+    Workload,
+    example,
+    make_namespace,
+)
 
 NAMESPACE = "leader-service"
 PORT = 80
@@ -65,10 +74,19 @@ def answered_by(asker: Asker, leader: Tenure) -> Answer:
     return until(f"the Service leads to {leader.holder}", found, seconds=PATIENCE)
 
 
-def check(asker: Asker, recorder: Recorder, old: Tenure, new: Tenure) -> None:
+def check(site: Workload, asker: Asker, recorder: Recorder, old: Tenure, new: Tenure) -> None:
+    """After all is quiet again, and a lease more: whoever could answer with an old token has had
+    its time to do so."""
     first = answered_by(asker, new)
+    site.settle()
+    pause(LEASE)
+    leader, since = site.settle(), now()
+    until("it is asked again", lambda: asker.answers()[-1].asked > since)
     answers = asker.answers()
     assert regressions(answers) == []
+    latest = [one for one in answers if one.token][-1]
+    assert latest.token == max(one.token for one in answers) == leader.token
+    assert latest.asked > since - LEASE, "the Service leads to somebody who leads"
     last = max(one.answered for one in answers if one.token == old.token)
     good = sum(1 for one in answers if one.token)
     recorder.measured(f"{good} of {len(answers)} questions answered; gap", first.asked - last, "s")
@@ -81,8 +99,7 @@ def test_the_leaders_pod_is_deleted(
     answered_by(asker, old)
     deleted = faults.delete(site.pod(old.holder))
     done = site.next_leader(old, deleted, "pod deleted, behind a leader-only Service")
-    check(asker, recorder, done.old, done.new)
-    site.settle()
+    check(site, asker, recorder, done.old, done.new)
 
 
 @pytest.mark.long
@@ -94,8 +111,8 @@ def test_the_leaders_sidecar_is_frozen(
     answered_by(asker, old)
     with faults.frozen(site.pod(old.holder), "leasekeeper") as since:
         done = site.next_leader(old, since, "sidecar frozen, behind a leader-only Service")
-        check(asker, recorder, done.old, done.new)
-    site.settle()
+        answered_by(asker, done.new)
+    check(site, asker, recorder, done.old, done.new)
 
 
 @pytest.mark.long
@@ -105,4 +122,4 @@ def test_a_rolling_update(client: Client, site: Workload, asker: Asker, recorder
     with recorder.fault("kubectl rollout restart deployment/orders"):
         client.kubectl("-n", NAMESPACE, "rollout", "restart", "deployment/orders")
         new = site.settle()
-    check(asker, recorder, old, new)
+    check(site, asker, recorder, old, new)
