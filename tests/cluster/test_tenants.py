@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from tests.cluster.client import Client
-from tests.cluster.faults import Faults
+from tests.cluster.faults import Faults, name_of
 from tests.cluster.installation import LONGEST_LEASE, QUARANTINE, SYSTEM, Installation
 from tests.cluster.recorder import Recorder
 from tests.cluster.watcher import Watcher
@@ -39,7 +40,7 @@ with socket.create_connection((node["host"], node["port"]), timeout=10) as link:
 
 
 @pytest.fixture(scope="module")
-def neighbour(client: Client, installation: Installation) -> str:
+def neighbour(client: Client, installation: Installation) -> Iterator[str]:
     """A pod of another tenant, with a lock of the same name in its own namespace."""
     make_namespace(client, NEIGHBOUR)
     lock, deployment = example()
@@ -48,7 +49,8 @@ def neighbour(client: Client, installation: Installation) -> str:
     rollout = ("rollout", "status", "deployment/orders", "--timeout=120s")
     client.kubectl("-n", NEIGHBOUR, *rollout, seconds=150)
     (pod,) = client.items(NEIGHBOUR, "pods", "-l", "app=orders")
-    return str(pod["metadata"]["name"])
+    yield str(pod["metadata"]["name"])
+    client.kubectl("delete", "namespace", NEIGHBOUR, "--wait=false")
 
 
 def speak(client: Client, pod: str, *commands: list[str]) -> list[str]:
@@ -143,36 +145,64 @@ def test_restricted_pod_security_is_enforced_where_our_pods_run(
     assert 'violates PodSecurity "restricted' in refused.stderr
 
 
-def selected(client: Client, namespace: str, selector: dict[str, Any]) -> set[str]:
-    """The pods that a policy's selector means, by the API server's own reading of it."""
+Place = tuple[str, str]
+"""A pod: namespace and name."""
+
+
+def selected(client: Client, namespace: str, what: str, selector: dict[str, Any]) -> set[str]:
+    """What a policy's selector means, by the API server's own reading of it."""
     parts = [f"{key}={value}" for key, value in selector.get("matchLabels", {}).items()]
     for expression in selector.get("matchExpressions", []):
         key, operator = expression["key"], expression["operator"]
         values = ",".join(expression.get("values", []))
         parts.append({"Exists": key, "In": f"{key} in ({values})"}[operator])
     labels = ("-l", ",".join(parts)) if parts else ()
-    return {pod["metadata"]["name"] for pod in client.items(namespace, "pods", *labels)}
+    return {one["metadata"]["name"] for one in client.items(namespace, what, *labels)}
+
+
+def meant(client: Client, home: str, peer: dict[str, Any]) -> set[Place]:
+    """The pods that a peer means, in a policy of the namespace `home`."""
+    assert peer.keys() <= {"namespaceSelector", "podSelector"}, peer
+    namespaces = {home}
+    if "namespaceSelector" in peer:
+        namespaces = selected(client, "default", "namespaces", peer["namespaceSelector"])
+    pods = peer.get("podSelector", {})
+    return {(where, pod) for where in namespaces for pod in selected(client, where, "pods", pods)}
+
+
+def ports(rule: dict[str, Any]) -> set[tuple[str, int]]:
+    return {(port["protocol"], port["port"]) for port in rule["ports"]}
 
 
 def test_network_policies_select_what_they_should(
-    client: Client, shop: Workload, installation: Installation
+    client: Client, shop: Workload, installation: Installation, neighbour: str
 ) -> None:
     """Enforcement is the CNI's, and the one here has none: the objects are what can be tested."""
     policy = client.get(SYSTEM, "networkpolicy", "default")["spec"]
-    nodes = {pod["metadata"]["name"] for pod in installation.nodes()}
-    assert selected(client, SYSTEM, policy["podSelector"]) == nodes
+    nodes = {(SYSTEM, name_of(pod)) for pod in installation.nodes()}
+    assert meant(client, SYSTEM, {"podSelector": policy["podSelector"]}) == nodes
     assert sorted(policy["policyTypes"]) == ["Egress", "Ingress"]
-    (servers,) = [rule for rule in policy["ingress"] if "from" in rule]
-    assert [port["port"] for port in servers["ports"]] == [6379]
 
-    candidates = {pod["metadata"]["name"] for pod in shop.pods()}
+    servers, agents = policy["ingress"]
+    assert (ports(servers), ports(agents)) == ({("TCP", 6379)}, {("TCP", 8080)})
+    assert "from" not in agents, "kubelets and Prometheus come from anywhere"
     bystander = _bystander(client, shop)
-    allowed = set()
-    for peer in servers["from"]:
-        if "podSelector" in peer and "namespaceSelector" in peer:
-            allowed |= selected(client, shop.namespace, peer["podSelector"])
-    assert candidates <= allowed
-    assert bystander not in allowed
+    peers = [meant(client, SYSTEM, peer) for peer in servers["from"]]
+    # By a peer of their own: the operator's is all of its namespace, and may be another one.
+    assert nodes in peers
+    allowed = set().union(*peers)
+    operator = client.items(SYSTEM, "pods", "-l", "app.kubernetes.io/component=operator")
+    assert operator
+    assert {(SYSTEM, name_of(pod)) for pod in operator} <= allowed
+    assert {(shop.namespace, name_of(pod)) for pod in shop.pods()} <= allowed
+    assert (NEIGHBOUR, neighbour) in allowed, "the default ensemble is for all namespaces"
+    assert (shop.namespace, bystander) not in allowed
+
+    others, names = policy["egress"]
+    assert [meant(client, SYSTEM, peer) for peer in others["to"]] == [nodes]
+    assert ports(others) == {("TCP", 6379)}
+    assert "to" not in names, "where DNS is differs from cluster to cluster"
+    assert ports(names) == {("UDP", 53), ("TCP", 53)}
 
 
 def _bystander(client: Client, shop: Workload) -> str:
@@ -205,6 +235,7 @@ def test_a_tenant_may_have_an_ensemble_of_its_own_with_tls(
     recorder: Recorder,
     faults: Faults,
     installation: Installation,
+    neighbour: str,
 ) -> None:
     sealed = Workload(client, watcher, recorder, "sealed")
     recorder.namespace(sealed.namespace)
@@ -218,6 +249,10 @@ def test_a_tenant_may_have_an_ensemble_of_its_own_with_tls(
     try:
         sealed.declare(ensemble, ensembleRef={"name": "votes"})
         old = sealed.settle()
+        (servers, _) = client.get(sealed.namespace, "networkpolicy", "votes")["spec"]["ingress"]
+        allowed = set().union(*(meant(client, sealed.namespace, p) for p in servers["from"]))
+        assert {(sealed.namespace, name_of(pod)) for pod in sealed.pods()} <= allowed
+        assert (NEIGHBOUR, neighbour) not in allowed, "it is for its own namespace"
         ask = ("exec", old.holder, "-c", "leasekeeper", "--", "python3.13", "-c", PLAIN)
         assert "PONG" not in client.kubectl("-n", sealed.namespace, *ask)
         deleted = faults.delete(sealed.pod(old.holder))
