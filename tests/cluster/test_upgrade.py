@@ -36,6 +36,12 @@ def before(
     client: Client, chart: Installation, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Installation]:
     """The whole product as it was: the chart, and the images that it names."""
+    known = ["git", "-C", str(REPOSITORY), "cat-file", "-e", f"{BEFORE}^{{commit}}"]
+    found = subprocess.run(known, check=False, capture_output=True, text=True)
+    assert found.returncode == 0, (
+        f"the version before is commit {BEFORE}, and this checkout does not have it: a shallow"
+        f" clone needs `git fetch --unshallow`, an unpacked archive cannot have it ({found.stderr})"
+    )
     checkout = tmp_path_factory.mktemp("before")
     archive = ["git", "-C", str(REPOSITORY), "archive", BEFORE]
     packed = subprocess.run(archive, check=True, stdout=subprocess.PIPE).stdout
