@@ -15,8 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from localkube import processes
-from localkube.cgroups import MOUNT
+from localkube import cgroups, processes
 from localkube.topology import Node
 
 from tests.cluster.client import Client, until
@@ -94,15 +93,15 @@ class Faults:
     def machine_frozen(self, name: str) -> Iterator[float]:
         """All of it, pods, kubelet and container runtime, in one instant: as a machine whose
         hypervisor stops it for a while."""
-        freezer = MOUNT / "freezer" / self.node(name).cgroup / "freezer.state"
+        node = self.node(name)
         programs = self._component_pids(f"{name}.kubelet", f"{name}.containerd")
         with self._recorder.fault(f"machine {name} stands still") as began:
             _signal(programs, signal.SIGSTOP)
-            freezer.write_text("FROZEN")
+            cgroups.freeze(node, True)
             try:
                 yield began
             finally:
-                freezer.write_text("THAWED")
+                cgroups.freeze(node, False)
                 _signal(programs, signal.SIGCONT)
 
     @contextlib.contextmanager

@@ -8,7 +8,7 @@ import re
 import sys
 from pathlib import Path
 
-from localkube import binaries, images, lifecycle, logs, pins
+from localkube import binaries, cgroups, images, lifecycle, logs, pins
 from localkube.progress import Progress
 from localkube.shell import ClusterError
 from localkube.topology import Cluster
@@ -33,6 +33,7 @@ def up(arguments: argparse.Namespace, progress: Progress) -> None:
             for name in lifecycle.ended_components(cluster):
                 progress.say(f"but {name} has ended since: `down` and `up` make a new one")
             return
+        cgroups.check()
         pinned = pins.load()
         programs = binaries.build_all(pinned, progress)
         made = images.build_all(pinned, programs, progress)
