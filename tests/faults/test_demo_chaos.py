@@ -13,13 +13,17 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from leasekeeper.demo.engine import Demo, Feed
 from leasekeeper.demo.history import History, Reading
 from leasekeeper.demo.journal import Journal
+from leasekeeper.redlock import users
 
 LONG = bool(os.environ.get("LEASEKEEPER_LONG"))
 SECONDS = 120 if LONG else 30
@@ -104,6 +108,31 @@ def test_the_checker_catches_a_token_that_does_not_grow(token: int) -> None:
     history.see(reading("a", 5, 1.0))
     history.see(reading("b", token, 2.0))
     assert len(history.regressions) == 1
+
+
+def test_the_demo_counts_by_deadlines_and_tells_by_the_whole_rule(tmp_path: Path) -> None:
+    """The wall clock's half of the rule has whole seconds, and may end first: nobody reads the old
+    file as a yes any more, and its deadline is too late all the same."""
+    sweeps = [
+        [reading("a", 1, 1.0)],
+        [replace(reading("a", 1, 1.2), leads=False)],
+        [replace(reading("a", 1, 1.3), leads=False), reading("b", 2, 1.4)],
+        [replace(reading("a", 1, 1.5), leads=False), reading("b", 2, 1.6)],
+    ]
+    world = SimpleNamespace(
+        journal=tmp_path / "journal",
+        lease=2.0,
+        nodes=[],
+        passwords={users.OPERATOR: ""},
+        readings=lambda: sweeps.pop(0),
+    )
+    demo = Demo(cast(Any, world), Feed(), seed=1, chaos=False, tell=lambda _: None)
+    shown = []
+    while sweeps:
+        demo._sweep()
+        shown.append(sorted(demo.readings))
+    assert shown == [["a"], [], ["b"], ["b"]]
+    assert demo.wrong == ["two leaders of demo/leader: a (token 1) and b (token 2)"]
 
 
 def journal_of(folder: Path, *lines: str) -> Journal:
