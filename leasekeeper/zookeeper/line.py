@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
 from kazoo.exceptions import NoNodeError
 
 from leasekeeper.clock import Clock, Instant
-from leasekeeper.lease import Candidate
+from leasekeeper.lease import Candidate, Timings
 from leasekeeper.zookeeper.session import Session
 
 
-def counted_from(sent: Instant, before: Instant, period: float) -> Instant:
-    """From when a lease counts whose write was sent at `sent`, if the request before it was sent at
-    `before`: what the leader knows of us may be as old as that one.
+def counted_from(sent: Instant, known: Instant, spare: float) -> Instant:
+    """From when a lease counts whose write was sent at `sent`, if the leader heard of us at `known`
+    or later, and keeps our session for the lease and `spare` seconds from then on.
     """
-    excess = sent.elapsed_since(before) - period
+    excess = sent.elapsed_since(known) - spare
     if excess <= 0:
         return sent
     return Instant(sent.boot - excess, sent.raw - excess)
@@ -55,17 +56,20 @@ class Line:
         candidate: Candidate,
         clock: Clock,
         *,
-        period: float,
+        timings: Timings,
+        tick: float,
         token_floor: int,
     ) -> None:
         self._session = session
         self._parent = parent
         self._candidate = candidate
         self._clock = clock
-        self._period = period
+        self._timings = timings
+        self._tick = tick
         self._floor = token_floor
         self._attempt = 0
-        self._before = clock.now()  # when the last request was sent that was answered
+        self._writes: deque[tuple[Instant, Instant]] = deque()  # sent, answered; at most one heard
+        self._cut = False  # the last one: its lease counts from before it was sent
         self.prepared = 0
         """The session in which the parent was made sure of."""
         self.place: Place | None = None
@@ -144,13 +148,43 @@ class Line:
     def path(self, node: str) -> str:
         return f"{self._parent}/{node}"
 
+    # -- what the leader knows of us -------------------------------------------------------------
+
     def answered(self, sent: Instant) -> Instant:
-        """A request that was sent at `sent` was answered: from when a lease would count. A new
-        connection opened the session at the leader itself, so it is a request like any other.
-        """
-        opened = self._session.opened
-        if sent.elapsed_since(opened) < sent.elapsed_since(self._before):
-            self._before = opened
-        began = counted_from(sent, self._before, self._period)
-        self._before = sent
+        """A write that was sent at `sent` was answered: from when a lease would count."""
+        known = self._heard(sent)
+        self._writes.append((sent, self._clock.now()))
+        spare = self._session.granted - self._timings.ttl
+        began = counted_from(sent, known, spare - self._timings.drift.rate * abs(spare))
+        self._cut = began != sent
         return began
+
+    def _heard(self, by: Instant) -> Instant:
+        """When the last request was sent of which the leader had heard for certain before a write
+        that was sent at `by`. A server passes writes on, but tells the leader whose clients it has
+        heard only when it is pinged, which is twice a tick, and not to the millisecond: a request
+        counts that was answered a whole tick before. Both go over one connection, so the leader had
+        taken the answer to that ping in when it got the write. Whoever connects is asked after at
+        the leader itself, so this counts at once; and what was sent on an earlier connection may
+        never have been told.
+        """
+        while len(self._writes) > 1 and by.elapsed_since(self._writes[1][1]) >= self._tick:
+            self._writes.popleft()
+        opened = self._session.opened
+        if not self._writes or by.elapsed_since(self._writes[0][1]) < self._tick:
+            return opened
+        heard = self._writes[0][0]
+        return opened if by.elapsed_since(opened) < by.elapsed_since(heard) else heard
+
+    def gains_in(self) -> float:
+        """After a pause: how soon another write could gain more than the last one, of which the
+        leader need not have heard either. Until then each would count from the same instant.
+        """
+        if not self._cut:
+            return 0.0
+        now = self._clock.now()
+        _, last = self._writes[-1]
+        if now.elapsed_since(last) > self._timings.retry_period / 4:
+            return 0.0  # not one right after the other: less was cut off than a period
+        waits = [self._tick - now.elapsed_since(answered) for _, answered in self._writes]
+        return min((wait for wait in waits if wait > 0), default=0.0)

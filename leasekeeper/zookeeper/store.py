@@ -13,10 +13,12 @@ That is ZooKeeper's lease, and here is what makes ours lie inside it:
 
 - A renewal is a *write*. Reads and pings are answered by the server that one is connected to, and
   that may be cut off from the leader. The answer to a write proves that the leader had the session.
-- The leader hears from the other servers, every half tick, whose clients were heard. What it knows
-  when it answers may be as old as our last request but one, and half a tick. So a lease counts from
-  before the write was sent, but not more than a period past the request before (`counted_from`),
-  and the session is asked to last a period and half a tick longer than the lease.
+- The leader hears from the other servers, twice a tick, whose clients were heard; a write that is
+  passed on is no such word. So what it knows when it answers may be as old as our last request that
+  was answered a tick before (`Line._heard`). A lease counts from before the write was sent, but no
+  later than that the session, which may end so long after that request, outlasts it; and so that
+  nothing is cut off while all goes well, the session is asked to last a period and a tick longer
+  than the lease.
 - The leader's clock is its kernel's, which nobody sets (Java's `nanoTime`).
 """
 
@@ -91,7 +93,7 @@ class ZooKeeperStore:
         self._candidate = candidate
         self._timings = timings
         self._clock = clock
-        self._needed = timings.ttl + timings.retry_period + tick / 2
+        self._needed = timings.ttl + timings.retry_period + tick
         servers, above = parted(hosts)
         self._session = Session(
             hosts=servers,
@@ -106,7 +108,8 @@ class ZooKeeperStore:
             f"{above}{root}/{lock}",
             candidate,
             clock,
-            period=timings.retry_period,
+            timings=timings,
+            tick=tick,
             token_floor=token_floor,
         )
         self._held: Grant | None = None  # the last lease that was not given back
@@ -197,7 +200,7 @@ class ZooKeeperStore:
             place.began, self._timings, lock=self._lock, id=place.id, token=place.token
         )
         if grant.deadline.passed(self._clock.now()):
-            return Unavailable({NAME: "the answers came too late"}, retry_in=0.0)
+            return Unavailable({NAME: "the answers came too late"}, retry_in=self._line.gains_in())
         self._held = grant
         self._largest = place.token
         if waited:
@@ -209,7 +212,7 @@ class ZooKeeperStore:
     def _too_short(self) -> str:
         return (
             f"ZooKeeper grants sessions of {self._session.granted:g} s, and this lock needs"
-            f" {self._needed:g} (lease, lock delay, retry period, half a tick): raise the servers'"
+            f" {self._needed:g} (lease, lock delay, retry period, a tick): raise the servers'"
             " maxSessionTimeout, or shorten leaseDurationSeconds"
         )
 
@@ -233,6 +236,8 @@ class ZooKeeperStore:
     # -- renew, release --------------------------------------------------------------------------
 
     async def renew(self, grant: Grant) -> Renewed:
+        left = grant.deadline.left(self._clock.now())
+        await asyncio.sleep(min(self._line.gains_in(), max(0.0, left)))
         sent = self._clock.now()
         left = grant.deadline.left(sent)
         if left <= 0:

@@ -1,4 +1,4 @@
-"""What is ZooKeeper's own: the queue, sessions, an ensemble that loses its leader, logins, TLS."""
+"""What is ZooKeeper's own: the queue, sessions, logins, TLS. Three servers: the next file."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 from authority import Authority
-from backends import TIMINGS, Backend
+from backends import Backend
 from candidates import Lock
 from databases import ZooKeeper
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoAuthError
-from servers import free_port, wait_until
+from servers import free_port
+from zookeepers import Stores, won
 
-from leasekeeper.clock import Instant, SystemClock
+from leasekeeper.clock import SystemClock
 from leasekeeper.lease import (
-    Candidate,
     ConfigurationError,
     Grant,
     Held,
@@ -32,14 +32,10 @@ from leasekeeper.lease import (
     Unknown,
 )
 from leasekeeper.redlock.tls import Tls
-from leasekeeper.zookeeper.line import counted_from, in_order
+from leasekeeper.zookeeper.line import in_order
 from leasekeeper.zookeeper.session import Login
-from leasekeeper.zookeeper.store import ZooKeeperStore
 
 CLOCK = SystemClock()
-LONG = Timings(lease_duration=9.0, renew_deadline=8.0, retry_period=0.5)
-LONGEST = Timings(lease_duration=18.0, renew_deadline=17.0, retry_period=0.5)
-"""For an election among ZooKeeper's servers on a busy machine; they grant no more than 20 s."""
 
 
 @pytest.fixture(scope="module")
@@ -56,35 +52,12 @@ def admin(backend: Any) -> Iterator[Any]:
     client.close()
 
 
-class Stores:
-    """Candidates outside of the conformance suite's settings."""
-
-    def __init__(self) -> None:
-        self.made: list[ZooKeeperStore] = []
-
-    def __call__(self, port: int, lock: str = "shop/orders", **more: Any) -> ZooKeeperStore:
-        options: dict[str, Any] = {"timings": TIMINGS, "tick": ZooKeeper.TICK, "clock": CLOCK}
-        options |= more
-        candidate = Candidate("a", "uid", secrets.token_hex(4))
-        hosts = options.pop("hosts", f"127.0.0.1:{port}")
-        self.made.append(ZooKeeperStore(hosts=hosts, lock=lock, candidate=candidate, **options))
-        return self.made[-1]
-
-
 @pytest.fixture
 async def store() -> Any:
     stores = Stores()
     yield stores
     for made in stores.made:
         await made.close()
-
-
-async def won(candidate: LeaseStore) -> Grant:
-    async with asyncio.timeout(30):
-        await candidate.ready()
-        while not isinstance(outcome := await candidate.acquire(), Grant):
-            await asyncio.sleep(0.02)
-    return outcome
 
 
 async def why(candidate: LeaseStore) -> str:
@@ -97,15 +70,6 @@ async def why(candidate: LeaseStore) -> str:
             if "not connected" not in said:
                 return said
             await asyncio.sleep(0.05)
-
-
-# -- when a lease counts -------------------------------------------------------------------------
-
-
-def test_a_lease_counts_at_most_a_period_past_the_request_before() -> None:
-    """The leader may know of us no more than that request, however late this one was."""
-    assert counted_from(Instant(10, 10), Instant(9.7, 9.7), 0.5) == Instant(10, 10)
-    assert counted_from(Instant(20, 20), Instant(12, 12), 0.5) == Instant(12.5, 12.5)
 
 
 def test_the_line_is_in_the_order_of_the_numbers_and_not_of_the_names() -> None:
@@ -224,7 +188,7 @@ async def test_a_session_timeout_that_the_server_refuses_is_said(
     timings = Timings(lease_duration=60, renew_deadline=10, retry_period=2)
     candidate = store(backend.server.port, f"shop/{secrets.token_hex(4)}", timings=timings)
     said = await why(candidate)
-    assert "grants sessions of 20 s, and this lock needs 62.1" in said
+    assert "grants sessions of 20 s, and this lock needs 62.2" in said
     assert "raise the servers' maxSessionTimeout" in said
 
 
@@ -238,89 +202,6 @@ async def test_a_path_for_all_is_made_like_any_other(store: Stores, backend: Any
 async def test_hosts_that_are_none_are_refused(store: Stores) -> None:
     with pytest.raises(ConfigurationError, match="names no servers"):
         store(0, hosts="127.0.0.1:x")
-
-
-# -- an ensemble ---------------------------------------------------------------------------------
-
-
-class Three:
-    """Three servers that are one ZooKeeper."""
-
-    def __init__(self, stack: ExitStack) -> None:
-        lines = [f"server.{i}=127.0.0.1:{free_port()}:{free_port()}" for i in (1, 2, 3)]
-        self.servers = [ZooKeeper(i, lines) for i in (1, 2, 3)]
-        for server in self.servers:
-            stack.callback(server.close)
-            server.prepare()
-            server.launch()
-        wait_until(lambda: all(s.answers() for s in self.servers), "three servers", 60)
-
-    @property
-    def hosts(self) -> str:
-        return ",".join(f"127.0.0.1:{server.port}" for server in self.servers)
-
-    @property
-    def leader(self) -> ZooKeeper:
-        found: ZooKeeper = wait_until(
-            lambda: next((s for s in self.servers if s.running and s.leads), None), "a leader", 60
-        )
-        return found
-
-
-@pytest.fixture(scope="module")
-def three() -> Iterator[Three]:
-    with ExitStack() as stack:
-        yield Three(stack)
-
-
-async def test_the_answers_of_a_server_without_its_leader_renew_nothing(
-    store: Stores, three: Three
-) -> None:
-    """Reads and pings are answered by the server that one is connected to, on its own."""
-    leader = three.leader
-    follower = next(s for s in three.servers if s is not leader)
-    candidate = store(follower.port, "shop/follower", timings=LONG)
-    grant = await won(candidate)
-    others = [s for s in three.servers if s is not follower]
-    reader = KazooClient(f"127.0.0.1:{follower.port}")
-    await asyncio.to_thread(reader.start)
-    for server in others:
-        server.pause()
-    try:
-        there = await asyncio.to_thread(reader.get_children, "/leasekeeper/shop/follower")
-        assert there  # the control: had a read counted, it would have renewed
-        assert isinstance(await candidate.renew(grant), Unknown)
-    finally:
-        for server in others:
-            server.resume()
-        reader.handler.spawn(reader.stop)
-    wait_until(lambda: three.leader, "a leader")
-
-
-async def test_a_killed_leader_costs_no_tenure_and_repeats_no_token(
-    store: Stores, three: Three
-) -> None:
-    first = store(0, "shop/ensemble", hosts=three.hosts, timings=LONGEST)
-    second = store(0, "shop/ensemble", hosts=three.hosts, timings=LONGEST)
-    grant = kept = await won(first)
-    await second.ready()
-    assert isinstance(await second.acquire(), Held)
-    killed = three.leader
-    killed.kill()
-    while not kept.deadline.passed(CLOCK.now()):
-        outcome = await first.renew(kept)
-        assert not isinstance(outcome, Lost), outcome
-        if isinstance(outcome, Grant):
-            kept = outcome
-            if three.leader is not killed and kept.deadline.start.boot > grant.deadline.start.boot:
-                break
-        await asyncio.sleep(0.05)
-    assert kept.deadline.start.boot > grant.deadline.start.boot, "no other leader renewed it"
-    assert kept.token == grant.token
-    assert not isinstance(await second.acquire(), Grant)
-    await first.release(kept)
-    assert (await won(second)).token > grant.token
-    killed.start()
 
 
 # -- who may, and TLS ----------------------------------------------------------------------------

@@ -42,9 +42,9 @@ class Lock:
         self.stores.append(store)
         return store
 
-    def process(self, name: str, *options: str) -> CandidateProcess:
-        timings = {k: v for k, v in asdict(TIMINGS).items() if k != "drift"}
-        told = {"lock": self.name, "timings": timings, **self.settings}
+    def process(self, name: str, *options: str, timings: Timings = TIMINGS) -> CandidateProcess:
+        told_timings = {k: v for k, v in asdict(timings).items() if k != "drift"}
+        told = {"lock": self.name, "timings": told_timings, **self.settings}
         process = CandidateProcess(self._folder / f"{name}.log")
         process.spawn([sys.executable, str(PROGRAM), name, json.dumps(told), *options])
         self.processes.append(process)

@@ -269,8 +269,11 @@ class ZooKeeper(Daemon):
 
     TICK = 0.2
 
-    def __init__(self, number: int = 1, peers: Sequence[str] = (), config: str = "") -> None:
+    def __init__(
+        self, number: int = 1, peers: Sequence[str] = (), config: str = "", tick: float = TICK
+    ) -> None:
         super().__init__(f"ZooKeeper {number}")
+        self._tick = tick
         self._number = number
         self._peers = peers
         self._config = [config]
@@ -283,7 +286,7 @@ class ZooKeeper(Daemon):
     def prepare(self) -> None:
         (self.data / "myid").write_text(str(self._number))
         lines = [
-            f"tickTime={self.TICK * 1000:.0f}",
+            f"tickTime={self._tick * 1000:.0f}",
             f"dataDir={self.data}",
             f"clientPort={self.port}",
             "clientPortAddress=127.0.0.1",
