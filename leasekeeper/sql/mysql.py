@@ -55,6 +55,10 @@ WHERE resource = %(resource)s AND holder = %(id)s
 
 _VERSION = "SELECT token FROM {table} WHERE resource = ''"
 
+# Whatever the server has for everybody: MariaDB's SIMULTANEOUS_ASSIGNMENT would undo the order
+# above, and EMPTY_STRING_IS_NULL what is said of '' everywhere here. aiomysql puts it in as it is.
+_MODE = "'STRICT_ALL_TABLES'"
+
 # Of the server's error numbers.
 _ACCESS_DENIED = (1044, 1045, 1698)
 _NO_TABLE = 1146
@@ -118,6 +122,7 @@ class MySql:
                 db=self._database,
                 ssl=context_for(self._tls, self._host),
                 autocommit=True,
+                sql_mode=_MODE,
                 program_name="leasekeeper",
             )
             self._connection = connection

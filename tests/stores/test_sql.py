@@ -13,9 +13,18 @@ from typing import Any
 import pytest
 from backends import PATIENT, TIMINGS, Backend
 from candidates import Lock
+from databases import MySql
 
 from leasekeeper.clock import SystemClock
-from leasekeeper.lease import ConfigurationError, Grant, Held, LeaseStore, Lost, Unavailable
+from leasekeeper.lease import (
+    ConfigurationError,
+    Grant,
+    Held,
+    LeaseStore,
+    Lost,
+    Released,
+    Unavailable,
+)
 from leasekeeper.sql.schema import TABLE, schema
 
 DIALECTS = ("postgresql", "mysql", "sqlite")
@@ -65,6 +74,39 @@ async def test_a_release_keeps_the_row_and_its_token(lock: Lock, backend: Any) -
     await store.release(grant)
     found = backend.sql(f"SELECT holder, token FROM {TABLE} WHERE resource = '{lock.name}'")
     assert found in (f"|{grant.token}", [("", grant.token)])
+
+
+SETTINGS = {
+    "postgresql": [("ALTER ROLE app SET default_transaction_isolation = {}", "serializable")],
+    # Each changes what a statement means: the order of assignments, whether '' is something.
+    "mysql": [
+        ("SET GLOBAL sql_mode = {}", mode)
+        for mode in ("'ORACLE'", "'SIMULTANEOUS_ASSIGNMENT'", "'EMPTY_STRING_IS_NULL'")
+    ],
+}
+
+
+async def test_whatever_the_server_has_set_for_everybody_one_holds_and_tokens_rise(
+    lock: Lock, backend: Any
+) -> None:
+    """With MariaDB's SIMULTANEOUS_ASSIGNMENT everybody took the lock: each assignment saw the row
+    as it was.
+    """
+    if isinstance(getattr(backend, "server", None), MySql):
+        return  # Oracle's has none of these modes
+    for text, value in SETTINGS.get(lock.settings["store"], []):
+        backend.sql(text.format(value))
+        try:
+            first, second = lock.candidate("a"), lock.candidate("b")
+            grant = await won(first)
+            assert isinstance(await second.acquire(), Held), value
+            assert isinstance(await first.renew(grant), Grant), value
+            assert await first.release(grant) == Released()
+            taken = await won(second)
+            assert taken.token > grant.token
+            await second.release(taken)
+        finally:
+            backend.sql(text.format("DEFAULT"))
 
 
 # -- a database that went back -------------------------------------------------------------------
