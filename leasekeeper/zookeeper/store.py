@@ -193,9 +193,9 @@ class ZooKeeperStore:
                     " was made anew or restored; give a tokenFloor above all tokens before"
                 }
             )
-        if self._session.granted < self._needed * 0.999:
+        if too_short := self._too_short():
             self._sweep()
-            return Unavailable({NAME: self._too_short()})
+            return Unavailable({NAME: too_short})
         grant = Grant.counted_from(
             place.began, self._timings, lock=self._lock, id=place.id, token=place.token
         )
@@ -210,6 +210,11 @@ class ZooKeeperStore:
         return grant
 
     def _too_short(self) -> str:
+        """Why no lease fits inside the session; empty: it does. The server may say so of a session
+        that is connected again, too: what is missing was cut off by `Line.answered` then.
+        """
+        if self._session.granted >= self._needed * 0.999:
+            return ""
         return (
             f"ZooKeeper grants sessions of {self._session.granted:g} s, and this lock needs"
             f" {self._needed:g} (lease, lock delay, retry period, a tick): raise the servers'"
@@ -264,7 +269,8 @@ class ZooKeeperStore:
         )
         now = self._clock.now()
         if grant.deadline.passed(now) or renewed.deadline.passed(now):
-            return Lost("the deadline passed while the answer was on its way")
+            late = "the deadline passed while the answer was on its way"
+            return Lost(self._too_short() or late)
         self._held = renewed
         self._arm()
         return renewed

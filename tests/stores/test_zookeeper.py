@@ -192,6 +192,31 @@ async def test_a_session_timeout_that_the_server_refuses_is_said(
     assert "raise the servers' maxSessionTimeout" in said
 
 
+@pytest.mark.parametrize("renew_deadline", [17.0, 10.0])
+async def test_a_session_that_is_shortened_under_a_lease_shortens_it(
+    store: Stores, backend: Any, renew_deadline: float
+) -> None:
+    """As when the servers' maxSessionTimeout is lowered, one after the other: who connects again
+    gets what is granted then.
+    """
+    timings = Timings(lease_duration=18, renew_deadline=renew_deadline, retry_period=0.5)
+    candidate = store(backend.server.port, f"shop/{secrets.token_hex(4)}", timings=timings)
+    grant = await won(candidate)
+    candidate._session._client._session_timeout = 4000
+    candidate._session.drop()
+    async with asyncio.timeout(grant.deadline.left(CLOCK.now())):
+        while candidate._session.granted > 4:
+            await asyncio.sleep(0.02)
+        while isinstance(outcome := await candidate.renew(grant), Unknown):
+            await asyncio.sleep(0.02)
+    if renew_deadline == 17.0:
+        assert isinstance(outcome, Grant), outcome
+        assert outcome.lease_end.left(CLOCK.now()) <= 4
+    else:  # the deadline of such a lease has passed before it begins
+        assert isinstance(outcome, Lost), outcome
+        assert "grants sessions of 4 s, and this lock needs 18.7" in outcome.why
+
+
 async def test_a_path_for_all_is_made_like_any_other(store: Stores, backend: Any) -> None:
     """`hosts` may end in one. It was looked for without a pause, as if a place had been deleted."""
     name = secrets.token_hex(4)
