@@ -11,6 +11,7 @@ local function look(done)
   local owner, left = redis.call('GET', lock), redis.call('PTTL', lock)
   local holder = owner or kept[2] or ''
   if not owner then left = (tonumber(kept[3]) or now) - now end
+  if left == -1 and owner then left = 10^9 end -- without a TTL it never ends: a SETNX, or a hold
   return { done, string.format('%.0f', now), holder, kept[1] or '0',
     string.format('%.0f', left), kept[1] and '1' or '0' }
 end

@@ -159,7 +159,8 @@ class SqlStore:
 
     def _held(self, look: Look) -> Acquired:
         if look.held:
-            return Held(by=look.holder.rpartition("/")[0], free_in=look.left)
+            # One that is none of ours has no number of an attempt: `migration`, somebody's SETNX.
+            return Held(by=look.holder.rpartition("/")[0] or look.holder, free_in=look.left)
         if self._memory.doubt:
             return Unavailable({self._name: self._memory.doubt})
         # Free by now, or another took it and the statement's snapshot does not show it yet.

@@ -22,6 +22,8 @@ from candidates import CandidateProcess, Lock
 from kazoo.client import KazooClient
 from servers import wait_until
 
+from leasekeeper.lease import Held
+
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "migration.md"
 OLD = "redlock"
 
@@ -96,6 +98,25 @@ ALL = ("postgresql", "mysql", "sqlite", "zookeeper", "redis", "kubernetes")
 def test_the_page_says_how_for_every_store(store: str) -> None:
     for step in ("hold", "free"):
         assert documented(store, step, "shop/other", 12345)
+
+
+@pytest.mark.parametrize("store", ["postgresql", "mysql", "sqlite", "redis"])
+async def test_a_lock_that_is_held_by_the_page_is_held_for_all_who_ask(
+    store: str, backends: Callable[[str], Backend], tmp_path: Path
+) -> None:
+    """And not tried again and again: a key of Redis that has no end was reported as free."""
+    new = start(backends(store), "", tmp_path)
+    run(new.backend, store, documented(store, "hold", new.name, 4711))
+    candidate = new.candidate("a")
+    try:
+        await candidate.ready()
+        outcome = await candidate.acquire()
+        seen = await candidate.observe()
+    finally:
+        await new.close()
+    assert isinstance(outcome, Held), outcome
+    assert outcome.by == seen.holder == "migration"
+    assert outcome.free_in > TIMINGS.lease_duration
 
 
 @pytest.mark.parametrize(
