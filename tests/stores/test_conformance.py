@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
-from backends import TIMINGS, Backend
+from backends import PATIENT, TIMINGS, Backend
 from candidates import CandidateProcess, Lock
 from servers import wait_until
 
@@ -234,18 +234,13 @@ def test_control_a_candidate_without_a_deadline_overlaps(aftermath: dict[str, Pa
 @pytest.mark.parametrize("how", ["cut", "freeze"])
 async def test_a_short_interruption_costs_nothing(lock: Lock, how: str) -> None:
     """Known bug 21: cannot tell is not lost. The tenure and its token go on."""
-    store = await ready(lock.candidate("a"))
+    store = await ready(lock.candidate("a", timings=PATIENT))
     grant = await kept(store, await won(store))
     getattr(lock.backend, how)()
     assert isinstance(await store.renew(grant), Unknown)
     lock.backend.heal()
-    outcome = await store.renew(grant)
-    while isinstance(outcome, Unknown) and not grant.deadline.passed(CLOCK.now()):
-        await asyncio.sleep(0.02)
-        outcome = await store.renew(grant)
-    if not grant.deadline.passed(CLOCK.now()):
-        assert isinstance(outcome, Grant)
-        assert outcome.token == grant.token
+    later = await kept(store, grant)
+    assert later.token == grant.token
 
 
 async def test_cut_off_is_cannot_tell_until_the_deadline_and_then_it_is_over(lock: Lock) -> None:
@@ -315,9 +310,10 @@ async def test_a_lock_deleted_underneath_is_lost_and_its_tokens_go_on(lock: Lock
     assert isinstance(await second.acquire(), Held)
     lock.backend.delete(lock.name)
     outcome = await first.renew(grant)
-    taken = await won(second)
-    assert taken.token > grant.token
-    assert isinstance(outcome, Lost) or grant.deadline.passed(CLOCK.now())
+    # Redlock's nodes refuse it, because the lock is held.
+    expected = Grant if lock.settings["store"] == "redlock" else Lost
+    assert isinstance(outcome, expected), outcome
+    assert (await won(second)).token > grant.token
 
 
 # -- clocks --------------------------------------------------------------------------------------

@@ -80,7 +80,7 @@ class RedlockBackend(Proxied):
     """Five nodes. The members' addresses are those of the proxies, for agents as for candidates."""
 
     def __init__(self, stack: ExitStack) -> None:
-        self._ensemble = ensemble = Ensemble(5, max_ttl=TIMINGS.ttl, quarantine=2.2)
+        self._ensemble = ensemble = Ensemble(5, max_ttl=PATIENT.ttl, quarantine=PATIENT.ttl + 0.2)
         stack.callback(ensemble.close)
         super().__init__(stack, *(node.port for node in ensemble.membership.nodes))
         pairs = zip(ensemble.membership.nodes, self.proxies, strict=True)
