@@ -21,8 +21,9 @@ from backends import TIMINGS, Backend, RedlockBackend, started
 from candidates import CandidateProcess, Lock
 from kazoo.client import KazooClient
 from servers import wait_until
+from zookeepers import won
 
-from leasekeeper.lease import Held
+from leasekeeper.lease import Grant, Held
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "migration.md"
 OLD = "redlock"
@@ -117,6 +118,28 @@ async def test_a_lock_that_is_held_by_the_page_is_held_for_all_who_ask(
     assert isinstance(outcome, Held), outcome
     assert outcome.by == seen.holder == "migration"
     assert outcome.free_in > TIMINGS.lease_duration
+
+
+@pytest.mark.parametrize("store", ALL)
+async def test_a_lock_comes_back_to_a_store_in_which_it_was_before(
+    store: str, backends: Callable[[str], Backend], tmp_path: Path
+) -> None:
+    """A release keeps the row or the Lease with its token: it is taken over, and not in the way."""
+    new = start(backends(store), "", tmp_path)
+    try:
+        before = await won(new.candidate("earlier"))
+        await new.stores[0].release(before)
+        run(new.backend, store, documented(store, "hold", new.name, before.token + 100))
+        candidate = new.candidate("now")
+        await candidate.ready()
+        outcome = await candidate.acquire()
+        run(new.backend, store, documented(store, "free", new.name, before.token + 100))
+        after = await won(candidate)
+    finally:
+        await new.close()
+    assert not isinstance(outcome, Grant), outcome
+    # ZooKeeper's are above by the tokenFloor, not by what is written there.
+    assert after.token > before.token + (0 if store == "zookeeper" else 100)
 
 
 @pytest.mark.parametrize(
