@@ -43,8 +43,8 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0  # between two tries to connect, as in re
 
 _SENT_AWAY = (
     "ZooKeeper at {at} ended the connection before it opened the session; if that stays so, it was"
-    " restored or made anew, and knows less than this candidate has seen: give a tokenFloor that is"
-    " above all tokens before, and start the candidates again"
+    " restored or made anew, and knows less than this candidate has seen: stop all candidates of"
+    " the lock, give each the same tokenFloor above all tokens before, and start them again"
 )
 
 

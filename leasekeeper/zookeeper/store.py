@@ -190,7 +190,8 @@ class ZooKeeperStore:
             return Unavailable(
                 {
                     NAME: f"the token went back from {self._largest} to {place.token}: ZooKeeper"
-                    " was made anew or restored; give a tokenFloor above all tokens before"
+                    " was made anew or restored; stop all candidates of the lock, and give each"
+                    " the same tokenFloor above all tokens before"
                 }
             )
         if too_short := self._too_short():
