@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import ctypes
 import json
 import os
@@ -48,8 +47,8 @@ LEFT_FOR_THE_KERNEL = 0.1
 _HOLD = f"""\
 Waits for a lock, runs CMD while holding it, and gives it back when CMD ends. CMD finds the fencing
 token in LEASEKEEPER_TOKEN, and LEASEKEEPER_LOCK and LEASEKEEPER_HOLDER beside it. If the lock is
-lost, CMD and all that it started in its process group (on a terminal: in the terminal's session)
-are stopped before anybody else can hold it; and so is what CMD leaves behind when it ends.
+lost, CMD and all that it started are stopped before anybody else can hold it; and so is what CMD
+leaves behind when it ends. Not stopped is who took a session of its own, as a daemon does.
 
 {HOW_TO_REACH}
 exit codes:
@@ -149,7 +148,8 @@ class _Hold:
         self._stop = asyncio.Event()
         self._signal = signal.SIGTERM
         # On a terminal the command stays in our group, or it could not read from there.
-        self._below = Descendants() if sys.stdin.isatty() else None
+        self._on_a_terminal = sys.stdin.isatty()
+        self._below = Descendants()
         self._running = False
 
     async def run(self) -> int:
@@ -187,7 +187,7 @@ class _Hold:
         return self._target.membership or found
 
     def _on_signal(self, number: signal.Signals) -> None:
-        if number == signal.SIGINT and self._running and self._below:
+        if number == signal.SIGINT and self._running and self._on_a_terminal:
             return  # Ctrl-C: the terminal has told the command itself, which decides what it means
         self._signal = number
         self._stop.set()
@@ -227,27 +227,25 @@ class _Hold:
             *self._options.command_line,
             env={**kept, **environment},
             preexec_fn=die_with_parent,
-            process_group=None if self._below else 0,
+            process_group=None if self._on_a_terminal else 0,
         )
 
     async def _watch(self, child: asyncio.subprocess.Process, listener: _Listener) -> int:
         self._running = True
-        if self._below:
-            self._below.command = child.pid
-            asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._below.reap)
+        self._below.command = child.pid
+        asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._below.reap)
         ended = asyncio.Event()
         waiting = asyncio.ensure_future(child.wait())
         waiting.add_done_callback(lambda _: ended.set())
         await _first(ended, listener.over, self._stop)
         if self._stop.is_set() and not ended.is_set() and not listener.over.is_set():
-            self._send(child, self._signal)
+            self._below.send(self._signal)
             await _first(ended, listener.over, within=self._options.grace)
         lost = listener.over.is_set() and not ended.is_set()
         if not ended.is_set():
-            await self._end(child, ended, listener)
+            await self._end(ended, listener)
         # What it started must not go on without the lock.
-        self._send(child, signal.SIGKILL)
-        if self._below and (left := await self._below.kill()):
+        if left := await self._below.kill():
             numbers = ", ".join(map(str, left))
             self._say("not-stopped", f"what CMD started could not be stopped: {numbers}")
         code = await waiting
@@ -256,24 +254,15 @@ class _Hold:
             return EXIT_LOST
         return code if code >= 0 else 128 - code
 
-    async def _end(
-        self, child: asyncio.subprocess.Process, ended: asyncio.Event, listener: _Listener
-    ) -> None:
+    async def _end(self, ended: asyncio.Event, listener: _Listener) -> None:
         """SIGTERM, and SIGKILL after the grace, but in time before anybody else can lead."""
         grace = self._options.grace
         if listener.over.is_set() and listener.grant is not None:
             left = listener.grant.lease_end.left(self._clock.now()) - LEFT_FOR_THE_KERNEL
             grace = max(0.0, min(grace, left))
-            self._send(child, signal.SIGTERM)
+            self._below.send(signal.SIGTERM)
             await _first(ended, within=grace)
-        self._send(child, signal.SIGKILL)
-
-    def _send(self, child: asyncio.subprocess.Process, number: signal.Signals) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            if self._below:
-                self._below.send(number)
-            else:
-                os.killpg(child.pid, number)
+        self._below.send(signal.SIGKILL)
 
     def _say(self, event: str, sentence: str, **fields: object) -> None:
         lock = self._target.lock

@@ -1,12 +1,12 @@
-"""The processes below this one, for `hold` on a terminal.
+"""The processes below this one, for `hold`.
 
-There its command shares our process group, because the terminal, the shell's job control, a script
-and the other programs of a pipeline go by it: a group of its own would have to be given the
-terminal, and `hold -- CMD | less` could not read a key any more. But a signal to the whole group
-reaches all of these. So what the command started is found by descent; whoever loses a parent
-becomes our child, and not that of process 1.
+What its command started is found by descent, and whoever loses a parent becomes our child, and not
+that of process 1. A process group would miss whoever made one of its own, as `timeout` and
+interactive shells do. And on a terminal the command must share ours, because the terminal, the
+shell's job control, a script and the other programs of a pipeline go by it: a group of its own
+would have to be given the terminal, and `hold -- CMD | less` could not read a key any more.
 
-Only within our session: what took one of its own (a daemon, an agent) is to outlive its terminal.
+Only within our session: what took one of its own (a daemon, an agent) is to outlive us.
 """
 
 from __future__ import annotations

@@ -1,0 +1,191 @@
+"""`leasekeeper hold` as a process, on real nodes."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from command_line import LEASE, PATIENCE, Cli, finished, running
+from ensemble import Ensemble
+from screen import Screen
+from servers import wait_until
+
+
+@pytest.fixture(scope="module")
+def ensemble() -> Iterator[Ensemble]:
+    with Ensemble(3, max_ttl=LEASE, quarantine=LEASE * 1.1) as running:
+        running.wait_open()
+        yield running
+
+
+@pytest.fixture
+def cli(ensemble: Ensemble, tmp_path: Path) -> Cli:
+    return Cli(ensemble, tmp_path)
+
+
+def test_a_command_runs_while_the_lock_is_held_and_knows_its_token(cli: Cli) -> None:
+    held = cli.hold('echo "$LEASEKEEPER_TOKEN $LEASEKEEPER_LOCK"; sleep 60', "--name", "me")
+    seen = cli.observed()
+    assert (seen["says"], seen["holder"].split("/")[0]) == ("held", "me")
+    held.send_signal(signal.SIGTERM)
+    assert finished(held) == 128 + signal.SIGTERM
+    assert cli.observed()["says"] == "free", "given back, and not left to run out"
+
+
+def test_the_token_and_the_exit_status_are_handed_on(cli: Cli) -> None:
+    script = 'echo "$LEASEKEEPER_TOKEN ${LEASEKEEPER_PASSWORD-none}"; exit 7'
+    options = (*cli.by_nodes, "--lease", "3")
+    tokens = []
+    for _ in range(2):
+        code, out, _ = cli.run("hold", *options, "--", "sh", "-c", script)
+        assert code == 7
+        token, password = out.split()
+        assert password == "none", "the command needs no password of ours"
+        tokens.append(int(token))
+    assert tokens[0] < tokens[1]
+
+
+def test_who_waits_gets_it_when_the_first_ends(cli: Cli) -> None:
+    first = cli.hold("echo first; sleep 1; date +%s.%N")
+    second = cli.start("hold", "--config", str(cli.config), "--", "date", "+%s.%N")
+    first_ended = float(first.communicate(timeout=PATIENCE)[0])
+    second_began = float(second.communicate(timeout=PATIENCE)[0])
+    assert first_ended < second_began
+
+
+def test_who_does_not_get_it_in_time_runs_nothing(cli: Cli) -> None:
+    held = cli.hold("echo held; sleep 60")
+    code, out, err = cli.run(
+        "hold", "--config", str(cli.config), "--wait", "1", "--", "echo", "ran"
+    )
+    assert (code, out) == (124, "")
+    assert "was not free within 1 s" in err
+    held.send_signal(signal.SIGINT)
+    finished(held)
+
+
+def test_a_command_is_stopped_when_the_lock_is_lost(tmp_path: Path) -> None:
+    """With an ensemble of its own, whose nodes hang. The command ignores SIGTERM; what it started
+    is stopped, too.
+    """
+    with Ensemble(3, max_ttl=LEASE, quarantine=LEASE * 1.1) as ensemble:
+        ensemble.wait_open()
+        cli = Cli(ensemble, tmp_path)
+        held = cli.hold("trap '' TERM; sleep 61 & echo $!; while :; do sleep 1; done")
+        for node in ensemble.nodes:
+            node.hang()
+        _, err = held.communicate(timeout=PATIENCE)
+        assert held.returncode == 123
+        assert "the lock is lost (deadline passed" in err
+        assert not running("sleep\0" + "61")
+
+
+def test_a_command_dies_with_a_hold_that_is_killed(cli: Cli) -> None:
+    held = cli.hold("echo $$; exec sleep 62")
+    held.kill()
+    finished(held)
+    wait_until(lambda: not running("sleep\0" + "62"), "the command to die")
+
+
+def test_on_a_terminal_ctrl_c_is_for_the_command(cli: Cli) -> None:
+    """It stays in the foreground group, and is not told twice; here it does not end for it."""
+    script = "trap 'echo interrupted' INT; echo ready; for i in 1 2 3; do sleep 1; done; exit 5"
+    command = ["hold", "--config", str(cli.config), "--", "sh", "-c", script]
+    screen = Screen([sys.executable, "-m", "leasekeeper.cli", *command])
+    screen.until(lambda text: "ready" in text, "the command to run")
+    os.killpg(screen.process.pid, signal.SIGINT)
+    screen.until(lambda _: screen.process.poll() is not None, "the end")
+    assert screen.process.returncode == 5
+    assert screen.text.count("interrupted") == 1
+
+
+OTHER_GROUP = "import os, sys; os.setpgrp(); os.execvp('sleep', ['sleep', sys.argv[1]])"
+
+
+@pytest.fixture(params=["", "< /dev/null"], ids=["on-a-terminal", "without-one"])
+def stdin(request: pytest.FixtureRequest) -> str:
+    """What `hold` reads from: by this it knows whether a person's terminal is there."""
+    redirected: str = request.param
+    return redirected
+
+
+def what_went_on(cli: Cli, stdin: str, end: Callable[[int], None]) -> tuple[int, set[int]]:
+    """The status of a hold, and who of this there was after it: 1, what the command started and
+    left behind; 2, the same in a group of its own, as `timeout` and interactive shells make them;
+    3, a neighbour in our own group: the next program of a pipeline, or the script that runs us.
+    """
+    mine = f"300.{secrets.randbelow(10**9):09}"  # seconds that are nobody else's
+    away = f'{sys.executable} -c "{OTHER_GROUP}"'
+    script = f"(trap '' TERM; sleep {mine}1; :) & ({away} {mine}2 &);"
+    script += f"echo ready $PPID.; until [ -e {cli.folder}/end ]; do sleep 0.1; done; exit 5"
+    hold = ["hold", "--config", str(cli.config), "--grace", "1", "--", "sh", "-c", script]
+    outer = f'sleep {mine}3 & "$@" {stdin}; echo "status $?."; read -r wait; kill $!'
+    screen = Screen(["sh", "-c", outer, "sh", sys.executable, "-m", "leasekeeper.cli", *hold])
+
+    def there() -> set[int]:
+        return {n for n in (1, 2, 3) if running(f"sleep\0{mine}{n}\0")}
+
+    screen.until(lambda text: re.search(r"ready \d+\.", text), "the command to run")
+    wait_until(lambda: there() == {1, 2, 3}, "all of them")
+    end(int(screen.text.split("ready ")[1].split(".")[0]))
+    screen.until(lambda text: re.search(r"status \d+\.", text), "the end")
+    left = there()
+    screen.press("\n")
+    return int(screen.text.split("status ")[1].split(".")[0]), left
+
+
+def test_what_a_command_leaves_behind_is_stopped(cli: Cli, stdin: str) -> None:
+    status, left = what_went_on(cli, stdin, lambda _: (cli.folder / "end").touch())
+    assert (status, left) == (5, {3})
+
+
+def test_all_that_a_command_started_is_stopped_with_it(cli: Cli, stdin: str) -> None:
+    status, left = what_went_on(cli, stdin, lambda hold: os.kill(hold, signal.SIGTERM))
+    assert (status, left) == (128 + signal.SIGTERM, {3})
+
+
+def test_all_that_a_command_started_is_stopped_by_a_loss(tmp_path: Path, stdin: str) -> None:
+    with Ensemble(3, max_ttl=LEASE, quarantine=LEASE * 1.1) as ensemble:
+        ensemble.wait_open()
+
+        def lose(_: int) -> None:
+            for node in ensemble.nodes:
+                node.hang()
+
+        assert what_went_on(Cli(ensemble, tmp_path), stdin, lose) == (123, {3})
+
+
+def test_on_a_terminal_who_loses_a_parent_and_ends_is_no_zombie_of_ours(cli: Cli) -> None:
+    script = "for i in 1 2 3; do (sleep 0.2 &); done; sleep 1; echo ready $PPID.; read -r wait"
+    command = ["hold", "--config", str(cli.config), "--", "sh", "-c", script]
+    screen = Screen([sys.executable, "-m", "leasekeeper.cli", *command])
+    screen.until(lambda text: re.search(r"ready \d+\.", text), "the command to run")
+    hold = screen.text.split("ready ")[1].split(".")[0]
+    children = Path(f"/proc/{hold}/task/{hold}/children")
+    wait_until(lambda: len(children.read_text().split()) == 1, "only the command to be there")
+    screen.press("\n")
+    screen.until(lambda _: screen.process.poll() is not None, "the end")
+    assert screen.process.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["--", "no-such-program"], 127, "no-such-program: not found"),
+        (["--", "/etc/passwd"], 126, "/etc/passwd"),
+        ([], 125, "which command?"),
+        (["--name", "a/b", "--", "true"], 125, "--name must not"),
+        (["--wait", "nan", "--", "true"], 125, "'nan' is not a number of seconds"),
+        (["--no-such-option", "--", "true"], 125, "--no-such-option"),
+    ],
+)
+def test_what_cannot_be_run_is_said(cli: Cli, arguments: list[str], code: int, words: str) -> None:
+    found, _, err = cli.run("hold", "--config", str(cli.config), *arguments)
+    assert found == code
+    assert words in err
