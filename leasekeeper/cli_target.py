@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 from dataclasses import dataclass
 
 from leasekeeper import cli_options
@@ -16,6 +17,7 @@ from leasekeeper.redlock.password_file import PasswordFile
 from leasekeeper.redlock.tls import Tls
 
 Address = str | tuple[str, int]
+_LOCK = re.compile(r"[^/\s]+/[^/\s]+")
 TIMEOUT = 2.0  # seconds for one node; the others are asked at the same time
 
 HOW_TO_REACH = """\
@@ -71,9 +73,10 @@ def read_target(options: argparse.Namespace, *, default_user: str = "") -> Targe
         return _from_config(options.config, lock)
     if not options.nodes:
         raise ConfigurationError("say where the nodes are: --nodes HOST:PORT,… or --config FILE")
+    # Nodes know no list of locks: of one that does not exist they would say that it is free.
+    if not default_user and not _LOCK.fullmatch(lock):
+        raise ConfigurationError(f"name the lock: NAMESPACE/NAME{lock and f', not {lock!r}'}")
     user = options.user or default_user or users.lock_user(lock)
-    if not (options.user or default_user or lock):
-        raise ConfigurationError("name the lock: NAMESPACE/NAME")
     addresses = tuple(parse_server(text.strip()) for text in options.nodes.split(","))
     if len(set(addresses)) < len(addresses):
         raise ConfigurationError("--nodes: one of them is named twice, and has one vote only")

@@ -135,6 +135,9 @@ def test_status_says_that_a_lock_json_names_nodes_only(cli: Cli) -> None:
     [
         (["observe"], "say where the nodes are"),
         (["observe", "--nodes", "127.0.0.1:1"], "name the lock"),
+        (["observe", "--nodes", "127.0.0.1:1", "--user", "me"], "name the lock: NAMESPACE/NAME\n"),
+        (["observe", "leader", "--nodes", "127.0.0.1:1"], "NAMESPACE/NAME, not 'leader'"),
+        (["observe", "a/", "--nodes", "127.0.0.1:1", "--user", "me"], "NAMESPACE/NAME, not 'a/'"),
         (["observe", "a/b", "--nodes", "nonsense"], "is not a server's address"),
         (["observe", "a/b", "--nodes", "127.0.0.1:1"], "--password-file"),
         (["observe", "a/b", "--nodes", "127.0.0.1:1,127.0.0.1:1"], "named twice"),

@@ -189,3 +189,11 @@ def test_what_cannot_be_run_is_said(cli: Cli, arguments: list[str], code: int, w
     found, _, err = cli.run("hold", "--config", str(cli.config), *arguments)
     assert found == code
     assert words in err
+
+
+@pytest.mark.parametrize("lock", [[], ["leader"]])
+def test_a_lock_is_named_with_its_namespace(cli: Cli, lock: list[str]) -> None:
+    where = ("--nodes", cli.nodes, "--password-file", str(cli.password), "--user", "me")
+    code, out, err = cli.run("hold", *lock, *where, "--wait", "0", "--", "echo", "ran")
+    assert (code, out) == (125, "")
+    assert "name the lock: NAMESPACE/NAME" in err
