@@ -5,10 +5,12 @@ A hold ends in one of these ways; in each, the command has ended before the lock
     the command ends          the lock is given back; its exit status is ours
     the lock is lost          SIGTERM, and SIGKILL before the lease can end elsewhere; exit 123
     SIGTERM, SIGINT, SIGHUP   passed on to the command, which has --grace seconds; then as above
+    hold itself is paused     a watcher (cli_watcher.py) stops the command in the same time; 123
     hold itself is killed     the kernel kills the command; the lease runs out
 
 What no lease can prevent: if this whole machine is paused past the lease, the command goes on for a
-moment after it wakes up. The token in LEASEKEEPER_TOKEN is for resources that check it.
+moment after it wakes up; and it goes on if all but the command is paused, the watcher, too. The
+token in LEASEKEEPER_TOKEN is for resources that check it.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import re
 import secrets
 import signal
 import socket
+import subprocess
 import sys
 
 from leasekeeper.cli_target import (
@@ -32,6 +35,7 @@ from leasekeeper.cli_target import (
     discover,
     read_target,
 )
+from leasekeeper.cli_watcher import LEFT_FOR_THE_KERNEL, Watcher
 from leasekeeper.clock import SystemClock
 from leasekeeper.descendants import Descendants
 from leasekeeper.elector import Elector
@@ -41,19 +45,19 @@ from leasekeeper.redlock.store import RedlockStore
 
 EXIT_LOST, EXIT_NOT_IN_TIME, EXIT_FAILED, EXIT_CANNOT_RUN, EXIT_NOT_FOUND = 123, 124, 125, 126, 127
 
-LEFT_FOR_THE_KERNEL = 0.1
-"""Seconds between SIGKILL and the first moment at which another may lead."""
-
 _HOLD = f"""\
 Waits for a lock, runs CMD while holding it, and gives it back when CMD ends. CMD finds the fencing
 token in LEASEKEEPER_TOKEN, and LEASEKEEPER_LOCK and LEASEKEEPER_HOLDER beside it. If the lock is
 lost, CMD and all that it started are stopped before anybody else can hold it; and so is what CMD
 leaves behind when it ends. Not stopped is who took a session of its own, as a daemon does.
+A second process watches, and stops CMD in time if hold itself is paused (Ctrl-Z, SIGSTOP). If these
+two are paused and CMD is not, or all three and then go on, CMD works past the lease for a while:
+only a resource that checks the token notices.
 
 {HOW_TO_REACH}
 exit codes:
   that of CMD (128 + n if signal n ended it), or
-  123  the lock was lost, and CMD stopped
+  123  the lock was lost, and CMD stopped or not started
   124  the lock was not free within --wait
   125  hold itself failed: an option or a file cannot be used, or no node could be asked
   126, 127  CMD cannot be run, or is not there
@@ -104,7 +108,8 @@ def _host_name() -> str:
 class _Listener:
     """The audience of the elector: keeps the grant, and wakes up who waits for it or its end."""
 
-    def __init__(self) -> None:
+    def __init__(self, watcher: Watcher) -> None:
+        self._watcher = watcher
         self.grant: Grant | None = None
         self.won = asyncio.Event()
         self.over = asyncio.Event()
@@ -113,10 +118,13 @@ class _Listener:
     def leading(self, grant: Grant) -> None:
         if not self.over.is_set():  # a second tenure is not this hold's
             self.grant = grant
+            self._watcher.renewed(grant)
             self.won.set()
 
     def not_leading(self, why: str) -> None:
         self.why = why
+        if self.grant is not None and not self.over.is_set():
+            self._watcher.over(self.grant)
         self.over.set()
 
     def standing_by(self, holder: str | None) -> None:
@@ -133,14 +141,27 @@ def run(options: argparse.Namespace) -> int:
         if not options.name or "/" in options.name or re.search(r"\s", options.name):
             raise ConfigurationError("--name must not be empty nor contain a slash or a space")
         target = read_target(options)
-        return asyncio.run(_Hold(options, target).run())
+        below, on_a_terminal = Descendants(), sys.stdin.isatty()
+        watcher = Watcher(below, grace=options.grace, group=not on_a_terminal)
+        hold = _Hold(options, target, below, watcher, on_a_terminal=on_a_terminal)
+        code = asyncio.run(hold.run())
+        watcher.end()
+        return code
     except (ConfigurationError, NoNode) as wrong:
         print(f"leasekeeper: {wrong}", file=sys.stderr)
         return EXIT_FAILED
 
 
 class _Hold:
-    def __init__(self, options: argparse.Namespace, target: Target) -> None:
+    def __init__(
+        self,
+        options: argparse.Namespace,
+        target: Target,
+        below: Descendants,
+        watcher: Watcher,
+        *,
+        on_a_terminal: bool,
+    ) -> None:
         self._options = options
         self._target = target
         self._timings = target.timings or _timings(options.lease)
@@ -148,13 +169,14 @@ class _Hold:
         self._stop = asyncio.Event()
         self._signal = signal.SIGTERM
         # On a terminal the command stays in our group, or it could not read from there.
-        self._on_a_terminal = sys.stdin.isatty()
-        self._below = Descendants()
+        self._on_a_terminal = on_a_terminal
+        self._below = below
+        self._watcher = watcher
         self._running = False
 
     async def run(self) -> int:
         target = self._target
-        listener = _Listener()
+        listener = _Listener(self._watcher)
         store = RedlockStore(
             membership=await self._membership(),
             lock=target.lock,
@@ -201,6 +223,9 @@ class _Hold:
         self._say("held", f"token {listener.grant.token}", token=listener.grant.token)
         try:
             child = await self._start(listener.grant)
+        except subprocess.SubprocessError:
+            self._say("lost", "the lock was lost before the command began")
+            return EXIT_LOST
         except FileNotFoundError as wrong:
             print(f"leasekeeper: {wrong.filename}: not found", file=sys.stderr)
             return EXIT_NOT_FOUND
@@ -217,22 +242,27 @@ class _Hold:
         }
         libc, parent = ctypes.CDLL(None), os.getpid()
 
-        def die_with_parent() -> None:
+        def begin() -> None:
             libc.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
             if os.getppid() != parent:
                 os.kill(os.getpid(), signal.SIGKILL)
+            # In the last moment before the program is there: any of us may have been paused.
+            if grant.deadline.passed(self._clock.now()):
+                raise TimeoutError  # becomes a SubprocessError of the parent
 
         kept = {k: v for k, v in os.environ.items() if k != "LEASEKEEPER_PASSWORD"}
         return await asyncio.create_subprocess_exec(
             *self._options.command_line,
             env={**kept, **environment},
-            preexec_fn=die_with_parent,
+            preexec_fn=begin,
             process_group=None if self._on_a_terminal else 0,
         )
 
     async def _watch(self, child: asyncio.subprocess.Process, listener: _Listener) -> int:
         self._running = True
-        self._below.command = child.pid
+        self._below.command = self._watcher.command = child.pid
+        if listener.grant and not listener.over.is_set():
+            self._watcher.renewed(listener.grant)
         asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._below.reap)
         ended = asyncio.Event()
         waiting = asyncio.ensure_future(child.wait())
@@ -249,8 +279,9 @@ class _Hold:
             numbers = ", ".join(map(str, left))
             self._say("not-stopped", f"what CMD started could not be stopped: {numbers}")
         code = await waiting
-        if lost:
-            self._say("lost", f"the lock is lost ({listener.why}); the command was stopped")
+        if lost or self._watcher.acted():
+            why = listener.why or "paused past the deadline"
+            self._say("lost", f"the lock is lost ({why}); the command was stopped")
             return EXIT_LOST
         return code if code >= 0 else 128 - code
 

@@ -39,13 +39,15 @@ class Descendants:
 
     def __init__(self) -> None:
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        # Kept: the watcher of `hold` looks from another process, in a session of its own.
+        self._root, self._session = os.getpid(), os.getsid(0)
         self._before = {(one.pid, one.began) for one in _running()}
         self.command = 0
         """The command itself: meant whatever its session is, and waited for by others."""
 
     def send(self, number: signal.Signals) -> list[int]:
         """To all that live; their numbers."""
-        found = self._living()
+        found = self.living()
         for pid in found:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, number)
@@ -70,10 +72,9 @@ class Descendants:
             while (ended := os.waitid(os.P_ALL, 0, options)) and ended.si_pid != self.command:
                 os.waitpid(ended.si_pid, os.WNOHANG)
 
-    def _living(self) -> list[int]:
-        session = os.getsid(0)
+    def living(self) -> list[int]:
         table = [one for one in _running() if (one.pid, one.began) not in self._before]
-        below, more = set[int](), {os.getpid()}
+        below, more = set[int](), {self._root}
         while more:
             below |= more
             more = {one.pid for one in table if one.parent in below} - below
@@ -81,7 +82,7 @@ class Descendants:
             one.pid
             for one in table
             if one.pid in below
-            and (one.session == session or one.pid == self.command)
+            and (one.session == self._session or one.pid == self.command)
             and one.state not in "ZX"
         ]
 

@@ -6,6 +6,7 @@ import os
 import re
 import secrets
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -93,6 +94,82 @@ def test_a_command_dies_with_a_hold_that_is_killed(cli: Cli) -> None:
     wait_until(lambda: not running("sleep\0" + "62"), "the command to die")
 
 
+def watcher_of(hold: int) -> int:
+    """The one child that has a session of its own."""
+    children = Path(f"/proc/{hold}/task/{hold}/children").read_text().split()
+    [watcher] = [int(child) for child in children if os.getsid(int(child)) != os.getsid(hold)]
+    return watcher
+
+
+@pytest.mark.parametrize("watched", [True, False], ids=["watched", "control"])
+def test_a_command_is_stopped_in_time_also_if_hold_is_paused(cli: Cli, watched: bool) -> None:
+    """Hold alone. The control is the same with the watcher paused, too: then two work at once."""
+    seen = cli.folder / "seen"
+    held = cli.hold(f"trap '' TERM; echo on; while :; do date +%s.%N >> {seen}; sleep 0.05; done")
+    paused = [held.pid] if watched else [held.pid, watcher_of(held.pid)]
+    for pid in paused:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        code, out, err = cli.run("hold", "--config", str(cli.config), "--", "date", "+%s.%N")
+        assert code == 0, err
+        if watched:
+            assert not running(f"sh\0-c\0trap '' TERM; echo on; while :; do date +%s.%N >> {seen}")
+        else:
+            began = float(out)
+            wait_until(lambda: float(seen.read_text().split()[-1]) > began, "two at work")
+        assert (float(seen.read_text().split()[-1]) < float(out)) == watched
+    finally:
+        for pid in reversed(paused):
+            os.kill(pid, signal.SIGCONT)
+    _, err = held.communicate(timeout=PATIENCE)
+    assert held.returncode == 123
+    assert "the lock is lost" in err
+
+
+def test_a_command_is_not_begun_past_the_deadline(cli: Cli) -> None:
+    """As by a pause between the win and the beginning of the command."""
+    late = "from leasekeeper import cli, cli_hold; say = cli_hold._Hold._say\n"
+    late += "def paused(self, event, *more, **fields):\n"
+    late += "    say(self, event, *more, **fields); event == 'held' and time.sleep(2.1)\n"
+    late += "cli_hold._Hold._say = paused; import sys, time; sys.exit(cli.main())"
+    command = ["hold", "--config", str(cli.config), "--", "echo", "ran"]
+    run = subprocess.run(
+        [sys.executable, "-c", late, *command],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE,
+    )
+    assert (run.returncode, run.stdout) == (123, "")
+    assert "the lock was lost before the command began" in run.stderr
+
+
+def test_what_a_command_started_is_stopped_with_a_hold_that_is_killed(cli: Cli) -> None:
+    """Without a terminal: there the command has a group of its own."""
+    held = cli.hold("sleep 63 & echo on; wait")
+    held.kill()
+    finished(held)
+    wait_until(lambda: not running("sleep\0" + "63"), "what the command had started to end")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_no_watcher_stays_behind(cli: Cli, number: signal.Signals) -> None:
+    held = cli.hold("echo on; exec sleep 64")
+    watcher = watcher_of(held.pid)
+    began = Path(f"/proc/{watcher}/stat").read_text().rpartition(")")[2].split()[19]
+    held.send_signal(number)
+    finished(held)
+
+    def there() -> bool:
+        try:
+            stat = Path(f"/proc/{watcher}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            return False
+        return stat[19] == began and stat[0] not in "ZX"
+
+    wait_until(lambda: not there(), "the watcher to end")
+
+
 def test_on_a_terminal_ctrl_c_is_for_the_command(cli: Cli) -> None:
     """It stays in the foreground group, and is not told twice; here it does not end for it."""
     script = "trap 'echo interrupted' INT; echo ready; for i in 1 2 3; do sleep 1; done; exit 5"
@@ -168,7 +245,7 @@ def test_on_a_terminal_who_loses_a_parent_and_ends_is_no_zombie_of_ours(cli: Cli
     screen.until(lambda text: re.search(r"ready \d+\.", text), "the command to run")
     hold = screen.text.split("ready ")[1].split(".")[0]
     children = Path(f"/proc/{hold}/task/{hold}/children")
-    wait_until(lambda: len(children.read_text().split()) == 1, "only the command to be there")
+    wait_until(lambda: len(children.read_text().split()) == 2, "the command and the watcher")
     screen.press("\n")
     screen.until(lambda _: screen.process.poll() is not None, "the end")
     assert screen.process.returncode == 0
