@@ -83,7 +83,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     hold.add_argument(
         "--name", default=_host_name(), help="what others see as the holder (%(default)s)"
     )
-    hold.add_argument("--wait", type=_seconds, metavar="SECONDS", help="for the lock (for ever)")
+    hold.add_argument(
+        "--wait", type=_seconds, metavar="SECONDS", help="for the lock (for ever; 0: one try)"
+    )
     hold.add_argument("--lease", type=_seconds, metavar="SECONDS", help="without --config (15)")
     hold.add_argument(
         "--grace", type=_seconds, default=10.0, help="seconds between SIGTERM and SIGKILL (10)"
@@ -112,6 +114,7 @@ class _Listener:
         self._watcher = watcher
         self.grant: Grant | None = None
         self.won = asyncio.Event()
+        self.answered = asyncio.Event()
         self.over = asyncio.Event()
         self.why = ""
 
@@ -128,7 +131,7 @@ class _Listener:
         self.over.set()
 
     def standing_by(self, holder: str | None) -> None:
-        pass
+        self.answered.set()
 
     def renewal(self, outcome: Renewed) -> None:
         pass
@@ -215,7 +218,7 @@ class _Hold:
         self._stop.set()
 
     async def _hold(self, listener: _Listener) -> int:
-        if not await _first(listener.won, self._stop, within=self._options.wait):
+        if not await self._won(listener):
             self._say("not-in-time", f"the lock was not free within {self._options.wait:g} s")
             return EXIT_NOT_IN_TIME
         if self._stop.is_set() or listener.grant is None:
@@ -233,6 +236,13 @@ class _Hold:
             print(f"leasekeeper: {self._options.command_line[0]}: {wrong}", file=sys.stderr)
             return EXIT_CANNOT_RUN
         return await self._watch(child, listener)
+
+    async def _won(self, listener: _Listener) -> bool:
+        if await _first(listener.won, self._stop, within=self._options.wait):
+            return True
+        # However short the wait is: whether a lock is free is known when the nodes were asked once.
+        await _first(listener.won, listener.answered, self._stop)
+        return listener.won.is_set() or self._stop.is_set()
 
     async def _start(self, grant: Grant) -> asyncio.subprocess.Process:
         environment = {

@@ -71,6 +71,17 @@ def test_who_does_not_get_it_in_time_runs_nothing(cli: Cli) -> None:
     finished(held)
 
 
+def test_who_does_not_wait_asks_once(cli: Cli) -> None:
+    at_once = ("hold", "--config", str(cli.config), "--wait", "0", "--", "echo", "ran")
+    assert cli.run(*at_once)[:2] == (0, "ran\n")
+    held = cli.hold("echo held; sleep 60")
+    code, out, err = cli.run(*at_once)
+    assert (code, out) == (124, "")
+    assert "was not free within 0 s" in err
+    held.send_signal(signal.SIGTERM)
+    finished(held)
+
+
 def test_a_command_is_stopped_when_the_lock_is_lost(tmp_path: Path) -> None:
     """With an ensemble of its own, whose nodes hang. The command ignores SIGTERM; what it started
     is stopped, too.
