@@ -44,6 +44,7 @@ exit codes:
   0  nothing overlapped, and every token was larger than the one before
   1  something overlapped, or a token did not grow
   2  an option cannot be used, or there is no Valkey or Redis server
+  3  the time was over, and nobody had ever led
 
 examples:
   leasekeeper demo

@@ -52,7 +52,9 @@ class Child:
     """One process, started as often as need be, with its output in a file."""
 
     def __init__(self, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
-        self.environment = {**os.environ, **environment}
+        # What the user's shell has for agents and sidecars of its own would be options here.
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith("LEASEKEEPER_")}
+        self.environment = {**inherited, **environment}
         self._command = command
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None

@@ -19,6 +19,7 @@ from leasekeeper.demo.world import world
 from leasekeeper.lease import ConfigurationError
 
 NODES = 5
+EXIT_HELD, EXIT_WRONG, EXIT_NOBODY_LED = 0, 1, 3
 WITHOUT_HANDS = 30.0
 """Seconds that a run takes if nobody is there to end it."""
 
@@ -86,9 +87,16 @@ async def _run(options: argparse.Namespace) -> int:
             )
             seconds = options.seconds or (None if view.has_hands else WITHOUT_HANDS)
             await _together(demo.run(seconds, stop), view.run(demo))
+            # A run that was ended by hand may have been too short; one that had its time proves
+            # nothing if there was never a leader who could have been two.
+            in_vain = "" if demo.files.tenures or stop.is_set() else running.last_words()
+    if in_vain:
+        print(f"leasekeeper: nobody ever led, so nothing was shown; {in_vain}", file=sys.stderr)
     with contextlib.suppress(OSError):
         print(json.dumps(demo.summary()), flush=True)
-    return 1 if demo.wrong else 0
+    if demo.wrong:
+        return EXIT_WRONG
+    return EXIT_NOBODY_LED if in_vain else EXIT_HELD
 
 
 async def _together(run: Awaitable[None], show: Awaitable[None]) -> None:
@@ -107,7 +115,9 @@ async def _together(run: Awaitable[None], show: Awaitable[None]) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Exit code 0 if nothing overlapped and every token was larger than the one before."""
+    """Exit code 0 if somebody led, nothing overlapped, and every token was larger than the one
+    before.
+    """
     code = asyncio.run(_run(options))
     with contextlib.suppress(OSError):
         sys.stdout.flush()

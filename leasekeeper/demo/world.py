@@ -145,6 +145,14 @@ class World:
             if process.ended_by_itself
         ]
 
+    def last_words(self) -> str:
+        """Of one of each kind that decides, for when nobody was elected."""
+        agent, sidecar = self.nodes[0].agent, self.candidates[0].sidecar
+        return (
+            f"the agent of node {self.nodes[0].name} said last: {agent.last_words()};"
+            f" the sidecar of {self.candidates[0].name}: {sidecar.last_words()}"
+        )
+
     def readings(self) -> list[Reading]:
         """Every file that says "leader", and whose deadline is ahead just now."""
         found = (read(str(c.leader_file), c.name, self.boot) for c in self.candidates)
