@@ -7,6 +7,7 @@ import math
 import os
 import sys
 import termios
+import time
 import tty
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +25,7 @@ from leasekeeper.demo.faults import KINDS
 from leasekeeper.demo.snapshot import condition, snapshot
 
 _TIME = 9
+NOTE = 4.0  # seconds that a complaint stands where the keys are
 FRAMES = 8  # a second: seconds to a deadline should be seen to run
 SPAN = 60.0  # seconds of the timeline
 COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red", "white")
@@ -54,7 +56,7 @@ def draw(
         _side_by_side(_nodes(state), _candidates(state, chosen)),
         Panel(_Timeline(state), title="who led, in the last minute", border_style="dim"),
         _events(events, width, max(2, height - used)),
-        _help(state, chosen, note),
+        help_line(state, note, width),
     )
 
 
@@ -160,15 +162,32 @@ def _events(events: Sequence[Event], width: int, room: int) -> Table:
     return table
 
 
-def _help(state: dict[str, Any], chosen: str, note: str) -> Text:
+SHORT = {"kill-all-nodes": "kill all", "clock": "clock"}
+"""Labels of faults that are too long for a line of keys."""
+
+
+def keys_of(state: dict[str, Any]) -> list[tuple[str, str]]:
+    """Each with what it does, the way out first: what does not fit is cut at the end."""
+    kinds = [kind for kind in KINDS if kind.name != "clock" or state["clocks"]]
+    faults = [(kind.key, SHORT.get(kind.name, kind.label)) for kind in kinds]
+    return [("q", "quit"), *faults, ("x", "calm" if state["chaos"] else "chaos"), ("1–9", "who")]
+
+
+def help_line(state: dict[str, Any], note: str, width: int) -> Text:
+    """One line from 117 columns on; on a narrow terminal two."""
     if note:
         return Text(f" {note}", "bold yellow")
-    text = Text(f" {chosen or 'the leader'}: ", "bold")
-    chaos = "chaos off" if state["chaos"] else "chaos on"
-    keys = [(kind.key, kind.label) for kind in KINDS if kind.name != "clock" or state["clocks"]]
-    for key, label in (*keys, ("x", chaos), ("1–9", "choose"), ("q", "quit")):
+    keys = keys_of(state)
+    whole = sum(len(f"{key} {label}  ") for key, label in keys) - 1
+    gap = "  " if whole <= width else " "
+    text, at = Text(" ", no_wrap=True, overflow="ellipsis"), 1
+    for key, label in keys:
+        if at + len(f"{key} {label}") > width:
+            text.append("\n ")
+            at = 1
         text.append(key, "bold reverse")
-        text.append(f" {label}  ")
+        text.append(f" {label}{gap}")
+        at += len(f"{key} {label}{gap}")
     return text
 
 
@@ -179,7 +198,7 @@ class Terminal:
         self.events: deque[Event] = deque(maxlen=200)
         self._stop = stop
         self._chosen = ""
-        self._note = ""
+        self._note, self._note_until = "", 0.0
         self._work: set[asyncio.Task[None]] = set()
 
     def tell(self, event: Event) -> None:
@@ -190,6 +209,8 @@ class Terminal:
         console = Console()
         with _keys(lambda key: self._press(demo, key)), _screen(console) as live:
             while True:
+                if time.monotonic() > self._note_until:
+                    self._note = ""
                 shown = (snapshot(demo), self.events, self._chosen, self._note)
                 frame = draw(*shown, size=(console.width, console.height))
                 try:
@@ -200,13 +221,14 @@ class Terminal:
                 await asyncio.sleep(1 / FRAMES)
 
     def _press(self, demo: Demo, key: str) -> None:
+        key = key.lower()
         if key in ("q", "\x03", "\x04", ""):
             self._stop()
         elif key == "x":
             demo.switch_chaos()
         elif key.isdigit():
             self._choose(demo, int(key))
-        elif found := [kind for kind in KINDS if kind.key == key.lower()]:
+        elif found := [kind for kind in KINDS if kind.key == key]:
             target = self._chosen if found[0].target == "candidate" else ""
             task = asyncio.ensure_future(self._cause(demo, found[0].name, target))
             self._work.add(task)
@@ -219,6 +241,7 @@ class Terminal:
 
     async def _cause(self, demo: Demo, name: str, target: str) -> None:
         self._note = await demo.faults.cause(name, target)
+        self._note_until = time.monotonic() + NOTE
 
 
 def _screen(console: Console) -> Live:

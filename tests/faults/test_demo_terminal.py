@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -16,11 +17,17 @@ def test_a_leader_is_killed_by_a_key_and_another_takes_over(folder: Path) -> Non
     try:
         screen.until(lambda t: "leads with token" in t, "a leader")
         assert "overlaps 0  regressions 0" in screen.text
-        assert "k kill  f freeze" in screen.text
-        screen.press("k")
+        assert "k kill f freeze" in screen.text
+        leader = int(re.findall(r"candidate-(\d) leads with token", screen.text)[-1])
+        screen.press(f"{leader % 5 + 1}s")  # another one is asked to step down
+        screen.until(lambda t: "there is nothing to step down from" in t, "the complaint")
+        complained = screen.text.rindex("there is nothing")
+        screen.until(lambda t: "k kill f freeze" in t[complained:], "the keys to be back")
+        screen.press("0")  # the leader again, whoever it is
+        screen.press("K")
         screen.until(lambda t: "is killed: nobody else can win before" in t, "the kill")
         screen.until(lambda t: "tenures 2" in t, "the takeover")
-        screen.press("q")
+        screen.press("Q")
         screen.until(lambda _: screen.process.poll() is not None, "the end")
         screen.until(lambda t: t.rstrip().endswith("}"), "the summary")
     finally:
