@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import signal
 import sys
 import termios
 import time
 import tty
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -207,7 +208,7 @@ class Terminal:
 
     async def run(self, demo: Demo) -> None:
         console = Console()
-        with _keys(lambda key: self._press(demo, key)), _screen(console) as live:
+        with _pauses(console), _keys(lambda key: self._press(demo, key)), _screen(console) as live:
             while True:
                 if time.monotonic() > self._note_until:
                     self._note = ""
@@ -246,6 +247,36 @@ class Terminal:
 
 def _screen(console: Console) -> Live:
     return Live(console=console, screen=True, auto_refresh=False, vertical_overflow="crop")
+
+
+@contextmanager
+def _pauses(console: Console) -> Iterator[None]:
+    """Ctrl-Z hands the terminal back as it was. And whoever stopped us, by `fg` it comes back with
+    what a shell makes of it: keys that wait for Enter, and no screen of ours.
+    """
+    keyboard, loop = sys.stdin.fileno(), asyncio.get_running_loop()
+    before = termios.tcgetattr(keyboard)
+
+    def show(ours: bool) -> None:
+        with suppress(OSError, termios.error):  # the terminal is gone
+            console.set_alt_screen(ours)
+            console.show_cursor(not ours)
+            if ours:
+                tty.setcbreak(keyboard)
+            else:
+                termios.tcsetattr(keyboard, termios.TCSADRAIN, before)
+
+    def pause() -> None:
+        show(False)
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    loop.add_signal_handler(signal.SIGTSTP, pause)
+    loop.add_signal_handler(signal.SIGCONT, show, True)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGCONT)
+        loop.remove_signal_handler(signal.SIGTSTP)
 
 
 @contextmanager

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import sys
+import termios
 from pathlib import Path
 
+import pytest
 from screen import PATIENCE, Screen
 
 
@@ -36,6 +39,38 @@ def test_a_leader_is_killed_by_a_key_and_another_takes_over(folder: Path) -> Non
     summary = json.loads(screen.text[screen.text.rindex("{") :])
     assert screen.process.returncode == 0
     assert (summary["faults"], summary["overlaps"], summary["regressions"]) == (1, 0, 0)
+    assert list(folder.iterdir()) == []
+
+
+def waits_for_enter(screen: Screen) -> bool:
+    return bool(termios.tcgetattr(screen.ours)[3] & termios.ICANON)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTSTP, signal.SIGSTOP])
+def test_its_keys_work_again_when_it_was_stopped_and_goes_on(
+    number: signal.Signals, folder: Path
+) -> None:
+    """Ctrl-Z and `fg`. A shell has made the terminal its own meanwhile."""
+    screen = Screen([sys.executable, "-m", "leasekeeper.cli", "demo"], TMPDIR=str(folder))
+    try:
+        screen.until(lambda t: "stands by" in t, "the first frame")
+        ours = termios.tcgetattr(screen.ours)
+        assert not waits_for_enter(screen)
+        os.kill(screen.process.pid, number)
+        state = Path(f"/proc/{screen.process.pid}/stat")
+        screen.until(lambda _: ") T " in state.read_text(), "the pause")
+        if number == signal.SIGTSTP:
+            assert waits_for_enter(screen), "handed back"
+        shells = [*ours[:3], ours[3] | termios.ICANON | termios.ECHO, *ours[4:]]
+        termios.tcsetattr(screen.ours, termios.TCSANOW, shells)
+        os.kill(screen.process.pid, signal.SIGCONT)
+        screen.until(lambda _: not waits_for_enter(screen), "its keys")
+        screen.press("q")
+        screen.until(lambda _: screen.process.poll() is not None, "the end")
+    finally:
+        screen.process.kill()
+        screen.process.wait()
+    assert screen.process.returncode == 0
     assert list(folder.iterdir()) == []
 
 
