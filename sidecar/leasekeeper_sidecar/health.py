@@ -57,7 +57,9 @@ class Gate:
 
     def _escape(self, leading: bool, somebody: bool, now: Instant) -> bool:
         if somebody:
-            self._since, self._patience = None, self.escape
+            # Whoever escaped at the same moment and did not win is out again: in the race it would
+            # take the turn that the ill leader gives up for one that is well.
+            self.escaped, self._since, self._patience = False, None, self.escape
         elif self._since is None:
             self._since = now
         if self.escaped:

@@ -100,6 +100,24 @@ def test_an_ill_leader_that_gave_way_to_another_waits_for_the_whole_escape_again
     assert not any(pod.looks(False, ESCAPE - PERIOD))
 
 
+def test_of_many_that_escaped_one_leads_and_gives_way_to_the_first_that_is_well() -> None:
+    """Nobody could lead for the whole escape, so all of them are in the race; one of them wins."""
+    ill = [Pod() for _ in range(3)]
+    for pod in ill:
+        pod.looks(False, ESCAPE)
+        assert pod.look(well=False)
+        pod.leading = False
+    ill[0].leading = True
+    for pod in ill[1:]:
+        pod.others = True
+    for _ in range(round(ESCAPE / PERIOD)):
+        # A pod that is well waits in the race all the while, and shall wait alone.
+        assert [pod.look(well=False) for pod in ill] == [True, False, False]
+    for pod in ill[1:]:
+        pod.others = False
+    assert [pod.look(well=False) for pod in ill] == [False] * 3, "only who is well may take it now"
+
+
 def test_a_tenure_that_a_killed_sidecar_left_survives_a_few_bad_looks() -> None:
     pod = Pod(leading=True)
     assert [pod.look(well=False) for _ in range(3)] == [True, True, False]
