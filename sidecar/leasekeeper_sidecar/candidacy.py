@@ -81,8 +81,10 @@ class Candidacy:
         if warning := flicker(self._lock.timings):
             self._log.event("timings-too-close", lock=self._lock.name, why=warning)
         resume = self.leadership.start()
-        self._file.install_programs()
+        # Before the programs that look for them: an app may wait for nothing but a program.
         self._busy.install()
+        self._file.say_time_to_stop(self._lock.timings.time_to_stop)
+        self._file.install_programs()
         elector = Elector(
             store=self._store,
             timings=self._lock.timings,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from math import floor
 
 from leasekeeper_sidecar import files
 from leasekeeper_sidecar.claim import Claim
 
 FILE, ENV_FILE = "leader", "leader.env"
 PROGRAMS = ("is-leader", "run-as-leader")
+TIME_TO_STOP = "time-to-stop"
 MODE = 0o644  # apps run as any user
 
 
@@ -41,6 +43,13 @@ class LeaderFile:
                 files.replace(path, text.encode(), MODE)
             except OSError:
                 files.remove(path)
+
+    def say_time_to_stop(self, seconds: float) -> None:
+        """What an app has between the deadline and another leader, for `run-as-leader`'s grace: in
+        hundredths and rounded down, like the deadline.
+        """
+        path = os.path.join(self.folder, TIME_TO_STOP)
+        files.replace(path, f"{floor(seconds * 100)}\n".encode(), MODE)
 
     def install_programs(self) -> None:
         """Copies `is-leader` and `run-as-leader` beside the file, where an app without our package

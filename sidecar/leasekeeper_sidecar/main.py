@@ -39,14 +39,15 @@ class Sidecar:
 
     async def run(self) -> int:
         host = Proc()
-        if len(self.config.locks) > 1:
-            LeaderFile(self.config.leader_dir).install_programs()
         candidacies = [
             Candidacy(
                 self.config, lock, nonce=self.nonce, clock=self.clock, host=host, log=self.log
             )
             for lock in self.config.locks
         ]
+        if len(self.config.locks) > 1:
+            # When the folders of the locks are there, in which they look.
+            LeaderFile(self.config.leader_dir).install_programs()
 
         def stop() -> None:
             for candidacy in candidacies:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from leader_volume import Volume, wait_for
+from leasekeeper_sidecar.busy import Busy
 from leasekeeper_sidecar.claim import standby_claim
 
 
@@ -86,6 +87,22 @@ def test_a_command_that_does_not_listen_is_killed_after_the_grace(real: Volume) 
         process.wait(10)
 
 
+def test_a_command_is_waited_for_though_the_sidecar_came_later(real: Volume) -> None:
+    """It finds `busy` when it needs it, and not only when it starts."""
+    log = real.path / "log"
+    process = real.spawn("sh", "-c", f"echo begun > {log}; sleep 600")
+    try:
+        time.sleep(0.4)
+        busy = Busy(str(real.path))
+        busy.install()
+        real.file.say(real.claim())
+        wait_for(log, "begun\n")
+        assert busy._held()
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
 def test_the_command_is_watched_even_when_run_as_leader_is_killed(real: Volume) -> None:
     log, pid = real.path / "log", real.path / "pid"
     real.file.say(real.claim())
@@ -146,7 +163,7 @@ def test_work_that_was_broken_off_is_begun_again_though_the_same_tenure_goes_on(
         assert process.wait(30) == 0
 
 
-WATCHED = '    (watch "$token" "$self" "$began" 9<&- > /dev/null &)\n'
+WATCHED = '    (watch "$token" "$self" "$beginning" 9<&- > /dev/null &)\n'
 
 
 def outlives_a_kill_in_its_first_moment(volume: Volume) -> bool:

@@ -64,10 +64,11 @@ class Volume:
             env={"PATH": os.environ["PATH"]},
         )
 
-    def spawn(self, *arguments: str) -> subprocess.Popen[str]:
+    def spawn(self, *arguments: str, stderr: int | None = None) -> subprocess.Popen[str]:
         return subprocess.Popen(
             [*self.shell, str(self.path / "run-as-leader"), *arguments],
             stdout=subprocess.PIPE,
+            stderr=stderr,
             text=True,
         )
 
