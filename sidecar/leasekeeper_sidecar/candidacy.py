@@ -161,6 +161,7 @@ class Candidacy:
             on_refused=look,
         )
         self.leadership.on_tenure = mirror.tenure
+        self._store.on_released = mirror.released
         task = asyncio.create_task(self._guard(mirror))
         try:
             yield

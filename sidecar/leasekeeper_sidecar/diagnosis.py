@@ -6,6 +6,8 @@ which node did not answer, which one is in quarantine, which password is wrong.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from leasekeeper.clock import Clock, Instant
 from leasekeeper.lease import (
     Acquired,
@@ -51,6 +53,10 @@ class Explaining:
         self._log = log
         self._said = ""
         self._said_at: Instant | None = None
+        self.on_released: Callable[[], None] = lambda: None
+        """Told when the lease was given back, as far as the nodes could be reached; the mirror
+        listens. Must not block.
+        """
 
     async def acquire(self) -> Acquired:
         outcome = await self._store.acquire()
@@ -99,7 +105,9 @@ class Explaining:
         return outcome
 
     async def release(self, grant: Grant) -> ReleaseOutcome:
-        return await self._store.release(grant)
+        outcome = await self._store.release(grant)
+        self.on_released()
+        return outcome
 
     async def freed(self) -> None:
         await self._store.freed()

@@ -103,22 +103,39 @@ class Mirror:
             self._wish = self._last = Wish(holder, tenure.grant.token, tenure.acquired)
         self._news.set()
 
+    def released(self) -> None:
+        """The lease was given back: nobody holds it, as far as we know. Under a pause, or if all
+        pods are ill, nobody else comes to say so.
+
+        The token stays: it never goes down and is never taken away. If somebody else leads already,
+        with a larger token, the API server refuses this patch, and that is as it should be.
+        """
+        if self._last is not None and self._wish is None:
+            self._wish = Wish("", self._last.token, 0)
+            self._news.set()
+
     async def run(self) -> None:
         while True:
             await self._news.wait()
             self._news.clear()
-            if self._wish is not None:
-                await self._fulfil(self._wish)
+            wish = self._wish
+            if wish is not None and not wish.holder:
+                await self._let_a_successor_speak()
+            if wish is not None and wish is self._wish:
+                await self._fulfil(wish)
+
+    async def _let_a_successor_speak(self) -> None:
+        """The status then passes from name to name, without a moment in which it says "nobody",
+        unless the successor's patch is slow; and the work for the patch is done when the machine
+        has nothing more urgent to do.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SUCCESSOR_FIRST):
+                await self._news.wait()
 
     async def farewell(self) -> None:
-        """After a graceful release: nobody holds it, as far as we know. One try, briefly.
-
-        The token stays: it never goes down and is never taken away. If somebody else leads already,
-        with a larger token, the API server refuses this patch, and that is as it should be. So a
-        successor that waits for its turn is let speak first: the status passes from name to name,
-        without a moment in which it says "nobody", and the work for this patch is done when the
-        machine has nothing more urgent to do.
-        """
+        """As the process ends: what `released` wished is tried once, briefly."""
+        self._wish = None
         if self._last is None:
             return
         await asyncio.sleep(SUCCESSOR_FIRST)
@@ -131,11 +148,16 @@ class Mirror:
         backoff = self._first_backoff
         while self._wish is wish:
             outcome, again, detail = await self._request(wish)
+            if not wish.holder:
+                outcome = f"farewell-{outcome}"
             self._counters.mirror[outcome] += 1
-            self._say(outcome, wish, detail)
+            if outcome != "farewell-refused":
+                self._say(outcome, wish, detail)
             if not again:
                 if self._wish is wish:
                     self._wish = None
+                    if not wish.holder:
+                        self._last = None  # nothing is left to take out at the end
                 if outcome == "refused":
                     self._log.event(
                         "looked-at-nodes", lock=self._lock, token=wish.token, **await self._look()
@@ -168,5 +190,5 @@ class Mirror:
         said = f"{outcome} {wish.token}"
         if said != self._said:
             self._said = said
-            name = "mirrored" if outcome == "ok" else "not-mirrored"
+            name = "mirrored" if outcome in ("ok", "farewell-ok") else "not-mirrored"
             self._log.event(name, lock=self._lock, token=wish.token, outcome=outcome, detail=detail)

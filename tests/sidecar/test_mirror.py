@@ -397,8 +397,72 @@ async def test_a_farewell_does_not_wait_for_a_silent_server(
         assert asyncio.get_running_loop().time() - began < kube_api.PATIENCE / 2
 
 
+async def test_a_lock_that_was_given_back_names_nobody_though_the_process_goes_on(
+    api: FakeApi,
+) -> None:
+    """Under a pause nobody else comes to say so. An API server that is down is tried again."""
+    async with bench(api) as at:
+        at.lead(7)
+        await at.until("ok")
+        api.answers = [503]
+        at.mirror.tenure(None)
+        at.mirror.released()
+        await at.until("farewell-ok")
+        assert (api.status["holder"], api.status["token"]) == ("", 7)
+        await at.mirror.farewell()
+    assert len(api.requests) == 3, "what was said is not said again at the end"
+    assert at.counters.mirror == {"ok": 1, "farewell-server-error": 1, "farewell-ok": 1}
+
+
+async def test_who_leads_again_at_once_is_not_taken_out(
+    api: FakeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mirror, "SUCCESSOR_FIRST", PATIENCE)
+    async with bench(api) as at:
+        at.lead(7)
+        await at.until("ok")
+        at.mirror.tenure(None)
+        at.mirror.released()
+        await asyncio.sleep(0.05)
+        at.lead(8)
+        await at.until("ok", 2)
+    assert [r["body"]["status"]["holder"] for r in api.requests] == ["orders-0", "orders-0"]
+
+
+async def test_a_successor_that_was_faster_is_no_reason_to_look_or_to_try_again(
+    api: FakeApi, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async with bench(api) as at, bench(api) as successor:
+        at.lead(7)
+        await at.until("ok")
+        at.mirror.tenure(None)
+        at.mirror.released()
+        successor.lead(8, "orders-1")
+        await at.until("farewell-refused")
+        await asyncio.sleep(0.1)
+        assert not at.mirror.pending
+    assert (api.status["holder"], api.status["token"]) == ("orders-1", 8)
+    assert len(api.requests) == 3
+    assert not at.looks
+    assert "not-mirrored" not in capfd.readouterr().err
+
+
+async def test_a_stop_says_farewell_once_though_the_release_wished_it_already(
+    api: FakeApi,
+) -> None:
+    async with bench(api) as at:
+        at.lead(7)
+        await at.until("ok")
+        at.mirror.tenure(None)
+        at.mirror.released()
+        await at.mirror.farewell()
+        await asyncio.sleep(2 * mirror.SUCCESSOR_FIRST)
+    assert [r["body"]["status"]["holder"] for r in api.requests] == ["orders-0", ""]
+
+
 async def test_who_never_led_says_no_farewell(api: FakeApi) -> None:
     async with bench(api) as at:
+        at.mirror.released()
         await at.mirror.farewell()
     assert not api.requests
 
@@ -433,6 +497,25 @@ async def test_the_holder_and_nobody_else_writes_the_status(api: FakeApi, cast: 
     await asyncio.to_thread(
         wait_until, lambda: api.status["token"] == second.verdict().token > token, "the next holder"
     )
+
+
+async def test_an_ill_app_leaves_no_name_in_the_status(
+    api: FakeApi, cast: Cast, tmp_path: Path
+) -> None:
+    well = tmp_path / "well"
+    well.touch()
+    cast.be_patient()
+    api.lock = cast.lock
+    (pod,) = cast.make(1)
+    health = {"HEALTH": str(well), "HEALTH_PERIOD": "0.1"}
+    pod.environment |= {f"LEASEKEEPER_{key}": value for key, value in health.items()}
+    with_mirror(pod, api)
+    await asyncio.to_thread(wait_until, lambda: api.status.get("holder") == pod.name, "the holder")
+    token = api.status["token"]
+    well.unlink()
+    await asyncio.to_thread(wait_until, lambda: api.status["holder"] == "", "nobody's name")
+    assert api.status["token"] == token
+    assert pod.running
 
 
 async def test_an_api_that_never_answers_holds_up_no_renewal_and_no_release(
