@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import shutil
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from databases import MariaDb, PostgreSql
 from leasekeeper_sidecar import metrics
 from leasekeeper_sidecar.claim import Claim, standby_claim
 from leasekeeper_sidecar.host import Proc
@@ -120,15 +122,56 @@ def test_the_page_shows_every_language_that_it_promises() -> None:
 # -- how a resource checks the token ---------------------------------------------------------------
 
 
-def test_the_databases_row_shuts_an_old_leader_out() -> None:
-    table, row, update = code("sql", "A database").split(";\n")[:3]
+def in_sqlite(statements: list[str], tokens: Sequence[int]) -> list[int]:
+    """How many rows the last statement updated with each token, as the driver says."""
+    *prepare, update = statements
     with sqlite3.connect(":memory:") as database:
-        database.execute(table)
-        database.execute(row)
-        admitted = [
-            database.execute(update, {"token": token}).rowcount == 1 for token in (7, 9, 9, 7, 10)
-        ]
-    assert admitted == [True, True, True, False, True]
+        for statement in prepare:
+            database.execute(statement)
+        return [database.execute(update, {"token": token}).rowcount for token in tokens]
+
+
+def in_mariadb(statements: list[str], tokens: Sequence[int]) -> list[int]:
+    import pymysql
+
+    *prepare, update = statements
+    with MariaDb() as server:
+        server.sql("CREATE DATABASE app")
+        where = {"unix_socket": str(server.socket), "user": "root", "database": "app"}
+        with pymysql.connect(**where) as connection, connection.cursor() as cursor:
+            for statement in prepare:
+                cursor.execute(statement)
+            named = update.replace(":token", "%(token)s")
+            return [cursor.execute(named, {"token": token}) for token in tokens]
+
+
+def in_postgresql(statements: list[str], tokens: Sequence[int]) -> list[int]:
+    import asyncpg
+
+    async def run(server: PostgreSql) -> list[int]:
+        *prepare, update = statements
+        where = {"host": str(server.home), "port": server.port}
+        connection = await asyncpg.connect(**where, user="postgres", password=server.password)
+        try:
+            for statement in prepare:
+                await connection.execute(statement)
+            numbered = update.replace(":token", "$1")
+            done = [await connection.execute(numbered, token) for token in tokens]
+            return [int(tag.removeprefix("UPDATE ")) for tag in done]
+        finally:
+            await connection.close()
+
+    with PostgreSql() as server:
+        return asyncio.run(run(server))
+
+
+@pytest.mark.parametrize("run", [in_sqlite, in_mariadb, in_postgresql])
+def test_the_databases_row_shuts_an_old_leader_out(
+    run: Callable[[list[str], Sequence[int]], list[int]],
+) -> None:
+    statements = code("sql", "A database").split(";\n")[:3]
+    tokens = (7, 9, 9, 7, 10)
+    assert [count == 1 for count in run(statements, tokens)] == [True, True, True, False, True]
 
 
 class ObjectStore:
@@ -174,12 +217,12 @@ def test_the_service_shuts_an_old_leader_out() -> None:
 
 
 def test_the_page_names_every_metric() -> None:
+    """By its full name, in the table."""
     page = PAGE.read_text()
-    source = Path(metrics.__file__).read_text()
-    names = set(re.findall(r'(?:gauge|by_outcome|plain|_Family)\(\s*"([a-z_]+)"', source))
+    names = re.findall(r"^# TYPE (\S+)", metrics.page([], 0).decode(), re.MULTILINE)
     assert len(names) > 10
     for name in names:
-        assert f"`leasekeeper_{name.removeprefix('leasekeeper_')}" in page or name in page, name
+        assert re.search(rf"^\|.*`{name}[`{{].*\| ", page, re.MULTILINE), name
 
 
 def test_the_page_names_every_field_of_the_file() -> None:
