@@ -178,8 +178,9 @@ class Elector:
 
     def withdraw(self, why: str) -> None:
         """Out of the race until `rejoin`. A lease is given back after the app's time to stop."""
-        self._withdrawn = why
-        self._cut_short()
+        already, self._withdrawn = self._withdrawn is not None, why
+        if not already:  # said again and again, it would cut short every look at who leads
+            self._cut_short()
 
     def rejoin(self) -> None:
         if self._withdrawn is not None:

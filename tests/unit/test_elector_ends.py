@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from elector_bench import NO_QUORUM, TIMINGS, Bench, in_virtual_time, say
 
-from leasekeeper.lease import Acquired, Held
+from leasekeeper.lease import Acquired, Held, Observation
 
 
 @in_virtual_time
@@ -37,6 +37,26 @@ async def test_whoever_withdrew_stays_out_looks_on_and_comes_back_when_it_may() 
     now = asyncio.get_running_loop().time()
     await bench.until("leading", 2)
     assert bench.store.times("acquire")[1] == pytest.approx(now, abs=0.01), "at once"
+    await bench.stop()
+
+
+@in_virtual_time
+async def test_whoever_withdraws_at_every_look_at_its_app_still_sees_who_leads() -> None:
+    """A look at the nodes may take longer than the time between two looks at the app."""
+    bench = Bench()
+
+    async def slow() -> Observation:
+        await asyncio.sleep(1)
+        return Observation("other/u/n/1", 7, 1.0, {})
+
+    bench.store.observe = slow  # type: ignore[method-assign]
+    bench.elector.withdraw("the app has not been well yet")
+    bench.start()
+    for _ in range(100):
+        await asyncio.sleep(0.1)
+        bench.elector.withdraw("the app is ill")
+    assert bench.store.times("standing by: other/u/n/1")
+    assert not bench.store.times("acquire")
     await bench.stop()
 
 
