@@ -15,8 +15,9 @@ lease is given back or left to run out, then the candidate stands by again (or s
     4. `withdraw()`, because this process should not lead now: as by request;
     5. `stop()`: given back when `drain` says that the app has stopped, and at once without one. If
        it has not stopped when the lease ends, a lock delay runs its time;
-    6. a bug: an exception that nobody expected. It runs out, and the exception is raised again: a
-       candidate that is healthy and out of the race for ever is worse than one that dies.
+    6. an exception: a bug, or the audience cannot say that it leads. It runs out, and the exception
+       is raised again: a candidate that is healthy and out of the race for ever is worse than one
+       that dies.
 """
 
 from __future__ import annotations
@@ -256,12 +257,15 @@ class Elector:
 
     async def _lead(self, first: Continue) -> float:
         """One tenure, from the grant to the release. Returns how long to stay out of the race."""
-        ended = End("a bug ended the loop")
         try:
             ended = await self._keep_renewing(first)
             return ended.stay_out
         except asyncio.CancelledError:
             ended = End("cancelled", release_after=0.0)
+            raise
+        except BaseException as wrong:
+            # Named, because it need not be a bug: a full volume ends a tenure like this, too.
+            ended = End(f"ended by an error: {wrong!r}")
             raise
         finally:
             await self._end(first.grant, ended)

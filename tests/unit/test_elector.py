@@ -161,6 +161,7 @@ async def test_a_bug_ends_the_tenure_aloud() -> None:
     with pytest.raises(ZeroDivisionError):
         await bench.start()
     assert [what for _, what in bench.store.log[-2:]] == ["renew", "not leading"]
+    assert bench.listener.reasons == ["ended by an error: ZeroDivisionError()"]
     assert bench.elector.state is State.STOPPED
 
 
@@ -192,7 +193,7 @@ async def test_a_win_that_could_not_be_told_is_taken_back_and_runs_out() -> None
     bench.listener.leading = full  # type: ignore[method-assign]
     with pytest.raises(OSError, match="no space"):
         await bench.start()
-    assert bench.store.times("not leading")
+    assert bench.listener.reasons == ["ended by an error: OSError('no space left on device')"]
     assert bench.store.times("release") == []
 
 
