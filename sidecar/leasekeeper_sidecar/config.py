@@ -94,7 +94,10 @@ SETTINGS = (
     Setting("health-period", "5", "seconds between two looks at it, at least 0.1"),
     Setting("health-failures", "3", "so many in a row, and the pod gives up leadership"),
     Setting(
-        "health-escape", "300", "seconds without any leader after which an ill pod may lead again"
+        "health-escape",
+        "300",
+        "seconds without any leader after which an ill pod may lead again: more than 0, at most"
+        f" {LONGEST:.0f} (11 days); there is no `never`",
     ),
     Setting("log", "text", "text, or json"),
 )
@@ -151,20 +154,6 @@ class Config:
 
 class HelpWanted(Exception):
     """Somebody asked for --help."""
-
-
-def usage() -> str:
-    lines = ["usage: leasekeeper-sidecar [--FLAG VALUE]...", ""]
-    lines.append("Takes part in the election of a lock, and keeps the leader file of its pod.")
-    lines.append(
-        "Each flag can also be given as the environment variable beside it; the flag wins."
-    )
-    lines.append("")
-    for setting in SETTINGS:
-        default = "required" if setting.default is None else setting.default
-        lines.append(f"  {setting.flag:18} {setting.variable}")
-        lines.append(f"      {setting.help}" + (f" [{default}]" if default else ""))
-    return "\n".join(lines) + "\n"
 
 
 def load(argv: Sequence[str], environ: Mapping[str, str]) -> Config:
@@ -265,7 +254,12 @@ def _seconds(told: Mapping[str, str], name: str, problems: Problems) -> float:
 
 
 def _health(told: Mapping[str, str], problems: Problems) -> HealthConfig | None:
-    period, escape = (_seconds(told, f"health-{it}", problems) for it in ("period", "escape"))
+    before = len(problems.found)
+    escape = _seconds(told, "health-escape", problems)
+    if escape <= 0 and len(problems.found) == before:
+        # It would mean "at once", so that nobody heeds the health; whoever writes it means "never".
+        problems.add("LEASEKEEPER_HEALTH_ESCAPE", "must be greater than 0")
+    period = _seconds(told, "health-period", problems)
     failures = _seconds(told, "health-failures", problems)
     if period < SHORTEST_PERIOD:
         problems.add("LEASEKEEPER_HEALTH_PERIOD", f"must be at least {SHORTEST_PERIOD:g}")

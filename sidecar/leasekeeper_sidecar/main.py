@@ -160,7 +160,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         config = configuration.load(sys.argv[1:] if argv is None else argv, os.environ)
     except configuration.HelpWanted:
-        sys.stdout.write(configuration.usage())
+        from leasekeeper_sidecar import manual  # its text belongs into no pod's memory
+
+        sys.stdout.write(manual.usage())
         return 0
     except ConfigurationError as wrong:
         sys.stderr.write(f"the configuration cannot work:\n{wrong}\n")

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 from authority import Authority
 from leasekeeper_sidecar import config as configuration
+from leasekeeper_sidecar import manual
 from leasekeeper_sidecar.config import SETTINGS, Config
-from leasekeeper_sidecar.stores import RedlockSettings, SqlSettings, ZooKeeperSettings
+from leasekeeper_sidecar.stores import STORES, RedlockSettings, SqlSettings, ZooKeeperSettings
 
-from leasekeeper.lease import ConfigurationError
+from leasekeeper.lease import ConfigurationError, Timings
 
 NODES = [{"id": str(i), "host": f"node-{i}", "port": 6379} for i in range(3)]
 LOCK: dict[str, Any] = {
@@ -177,6 +178,16 @@ def test_help_lists_every_variable() -> None:
     assert all(setting.variable in shown and setting.flag in shown for setting in SETTINGS)
 
 
+def test_the_file_that_help_shows_works_as_it_stands(tmp_path: Path) -> None:
+    text = manual.usage()
+    shown = text[text.index("  {\n") : text.index("\n  }\n") + len("\n  }\n")]
+    config = load(tmp_path, shown.replace("NAMESPACE/NAME", "shop/orders"))
+    (lock,) = config.locks
+    assert lock.timings == Timings(), "the default, as it says"
+    assert set(json.loads(shown)["timings"]) == set(LOCK["timings"])
+    assert all(store in text for store in STORES)
+
+
 def test_a_wrong_configuration_ends_with_2_and_no_traceback() -> None:
     command = [sys.executable, "-m", "leasekeeper_sidecar", "--config=/nonexistent"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env={})
@@ -222,6 +233,14 @@ def test_a_health_period_that_would_keep_the_loop_busy_is_refused(
     assert any(line.startswith("LEASEKEEPER_HEALTH_PERIOD") for line in found)
     least = load(tmp_path, LOCK, LEASEKEEPER_HEALTH="/run/well", LEASEKEEPER_HEALTH_PERIOD="0.1")
     assert least.health is not None
+
+
+@pytest.mark.parametrize("escape", ["0", "0.0", "-0"])
+def test_an_escape_of_0_is_refused_because_it_is_written_for_never_and_would_mean_at_once(
+    tmp_path: Path, escape: str
+) -> None:
+    found = problems(tmp_path, LOCK, LEASEKEEPER_HEALTH_ESCAPE=escape)
+    assert found == ["LEASEKEEPER_HEALTH_ESCAPE: must be greater than 0"]
 
 
 @pytest.mark.parametrize(
