@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -197,6 +198,30 @@ def uptime_cs() -> int:
         return round(float(file.read().split()[0]) * 100)
 
 
+GRACE = 30.0  # seconds that a pod has to end, by default
+
+
+def seconds_to_stop(pod: Pod) -> float:
+    began = time.monotonic()
+    pod.send(signal.SIGTERM)
+    assert pod.wait() == 0
+    return time.monotonic() - began
+
+
+def test_a_stop_takes_no_tenth_of_the_grace_and_waits_for_no_renewal(cast: Cast) -> None:
+    """Known bug 31. Some hundredths of a second on a quiet machine. Here everything that a stop
+    could wait for by mistake is longer than what it may take: the next renewal, the holder's lease.
+    """
+    cast.set_timings(leaseDurationSeconds=12, renewDeadlineSeconds=11, retryPeriodSeconds=9)
+    pods = cast.add(2)
+    leader = cast.leader()
+    standby = next(pod for pod in pods if pod is not leader)
+    wait_until(lambda: standby.events("standing-by"), "standby")
+    leader.wait_renewed()  # from here the next one is a whole period away
+    assert seconds_to_stop(standby) < GRACE / 10
+    assert seconds_to_stop(leader) < GRACE / 10
+
+
 def test_a_stop_without_any_node_ends_with_the_file_saying_no(cast: Cast) -> None:
     """Known bug 31: nothing answers, and the stop is still bounded, and says so."""
     (pod,) = cast.add(1)
@@ -204,8 +229,7 @@ def test_a_stop_without_any_node_ends_with_the_file_saying_no(cast: Cast) -> Non
     for node in cast.ensemble.nodes:
         node.hang()
     try:
-        pod.send(signal.SIGTERM)
-        assert pod.wait() == 0
+        assert seconds_to_stop(pod) < GRACE
         assert pod.said()["leader"] is False
         assert not (pod.state_dir / "resume.json").exists()
     finally:
