@@ -51,6 +51,7 @@ from leasekeeper_operator.manifests.ensemble import (
 from leasekeeper_operator.manifests.lock import published_for
 from leasekeeper_operator.model import Ensemble, Key, Place, ensemble_for, ensemble_key
 from leasekeeper_operator.nodes import OPEN, NewUser, Nodes, Sight
+from leasekeeper_operator.teaching import Teacher
 
 log = logging.getLogger(__name__)
 
@@ -209,7 +210,8 @@ class LockUsers:
             largest = largest_plausible(record, int(time.time() * 1000))
             for lock in departed:
                 await self._forget(ensemble, nodes, sights, lock, largest)
-        await self._follow(ensemble, state, bool(departed))
+        teacher = Teacher(ensemble, nodes, sights, record.floor if record is not None else 0)
+        await self._follow(ensemble, state, departed, teacher)
         # Also those that are open and do not count: nobody shall be let in there who left.
         opened = [sight for sight in sights.values() if sight.view and sight.view.open]
         votes = {sight.id for sight in opened}
@@ -236,7 +238,9 @@ class LockUsers:
             else:
                 log.info("forgotten ensemble=%s node=%s lock=%s", ensemble.key, sight.id, lock)
 
-    async def _follow(self, ensemble: Ensemble, state: _State, departed: bool) -> None:
+    async def _follow(
+        self, ensemble: Ensemble, state: _State, departed: set[str], teacher: Teacher
+    ) -> None:
         now = self._now()
         anew = (
             state.read_at is None
@@ -253,7 +257,7 @@ class LockUsers:
             if anew:
                 await state.given.read(lambda: self._load(ensemble))
                 await self._all.read()  # after the Secrets: a lock is older than its Secret
-            await self._decide(ensemble, state)
+            await self._decide(ensemble, state, departed, teacher)
         except BaseException:
             state.read_at = None
             raise
@@ -263,24 +267,31 @@ class LockUsers:
         found = {(lock := lock_of(secret)): given(ensemble, lock, secret) for secret in published}
         return {lock: known for lock, known in found.items() if known is not None}
 
-    async def _decide(self, ensemble: Ensemble, state: _State) -> None:
+    async def _decide(
+        self, ensemble: Ensemble, state: _State, departed: set[str], teacher: Teacher
+    ) -> None:
         """Who is let in, and who leaves; written to ENSEMBLE-users before any node is told."""
         name = names.users_secret(ensemble.name)
         current = await self._api.get(SECRET, ensemble.namespace, name)
         known = parse_users(current or {})
         named = {*known, *parse_departing(current or {}), *state.wanted, *state.departing}
         named |= self._ended.locks(ensemble.key)
-        gone = state.departing.over(ensemble.longest_memory, self._now())
         wanted = self._wanted(ensemble, state, known)
         if leaving := named - wanted.keys() - state.departing.keys():
             # Nobody is cut off by hearsay.
             for lock in leaving:
                 await self._look_again(ensemble, state, lock)
             wanted = self._wanted(ensemble, state, known)
+        new = wanted.keys() - named
+        if not await teacher.teach(
+            {lock: g.above for lock, g in state.given.items() if lock in new}
+        ):
+            state.dirty = True  # at the next look, maybe
+            wanted = {lock: digests for lock, digests in wanted.items() if lock in named}
         departing = Departures(
             {
                 lock: state.departing.get(lock) or Departing()
-                for lock in named - wanted.keys() - gone
+                for lock in named - wanted.keys() - departed
             }
         )
         state.naming |= {*wanted, *departing}
@@ -322,7 +333,7 @@ class LockUsers:
         if done == target and self._now() - when < RECHECK_SECONDS:
             return
         try:
-            complete = await self._bring(ensemble, state, nodes, sight.id, sight.view.life)
+            complete = await self._bring(ensemble, state, nodes, sight.id)
         except NodeError as error:
             # The node will be Unreachable or Closed at the next look; the others go on.
             log.warning(
@@ -333,14 +344,7 @@ class LockUsers:
                 state.told[sight.id] = (target, self._now())
                 state.knows[sight.id] = wanted
 
-    async def _bring(
-        self,
-        ensemble: Ensemble,
-        state: _State,
-        nodes: Nodes,
-        node: str,
-        life: str,
-    ) -> bool:
+    async def _bring(self, ensemble: Ensemble, state: _State, nodes: Nodes, node: str) -> bool:
         """Whether the node knows all now: old passwords are taken away on one node at a time."""
         present, wanted, complete = await nodes.users(node), state.wanted, True
         if present == wanted and not state.departing:
@@ -357,10 +361,9 @@ class LockUsers:
                     continue
                 # Cuts the connections, too: also of somebody who came in by the old one. All of
                 # its own have been able to read the new one for long, and come back with it.
-            given = None if known else state.given.get(lock)
-            new[lock] = NewUser(digests, known > digests, given.above if given else 0)
+            new[lock] = NewUser(digests, known > digests)
         if new:
-            await nodes.set_users(node, life, new)
+            await nodes.set_users(node, new)
             log.info("users-set ensemble=%s node=%s locks=%s", ensemble.key, node, ",".join(new))
         for lock in present.keys() - wanted.keys():
             state.dirty |= await self._all.look_again(lock)

@@ -15,9 +15,9 @@ from typing import Any
 
 from leasekeeper.lease import Request
 from leasekeeper.redlock import requests, users
-from leasekeeper.redlock.learnt import Learnt
+from leasekeeper.redlock.learnt import Learnt, learn_arguments
 from leasekeeper.redlock.membership import Membership, Node
-from leasekeeper.redlock.registry import NodeView, Record
+from leasekeeper.redlock.registry import NodeView, Record, parse_vector
 from leasekeeper_operator.link import Link, NodeError, Unreachable, fields, tls_context
 
 log = logging.getLogger(__name__)
@@ -26,8 +26,8 @@ TICK = 7
 """The place of a node's time in the answer of `lk1_state`."""
 
 AT_ONCE = 50
-"""Commands that are sent together: a thousand users are told in few round trips, each of which a
-node answers in a millisecond or two."""
+"""Users that are told together: a thousand take few round trips, each of which a node answers in a
+millisecond or two."""
 
 OPEN, CLOSED, UNREACHABLE = "Open", "Closed", "Unreachable"
 LEFT_BEHIND = "delete its pod: it slept through a total loss and its votes do not count"
@@ -64,17 +64,22 @@ class NewUser:
     """Of the passwords."""
     anew: bool = False
     """Connections that stand are cut, and the user is there again before anybody can come back."""
-    above: int = 0
-    """The node is to hand out larger tokens than this. 0: whatever it knows."""
 
-    def commands(self, lock: str, life: str) -> Iterator[Sequence[str]]:
-        """`life`: of the node's memory."""
+    def commands(self, lock: str) -> Iterator[Sequence[str]]:
         user = users.lock_user(lock)
-        if self.above:  # before anybody can ask for its vote
-            yield "FCALL", "lk1_learn", "0", life, "0", "", lock, str(self.above)
         if self.anew:
             yield "ACL", "DELUSER", user
         yield "ACL", "SETUSER", user, *users.lock_rules(lock, self.digests)
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """By whose memory took what it was told."""
+
+    node: str
+    incarnation: int
+    vector: Mapping[str, int]
+    """The incarnation of every node, as far as this one knows."""
 
 
 Resolve = Callable[[Node], tuple[str, int]]
@@ -245,15 +250,22 @@ class Nodes:
         rules = [*(f"#{d}" for d in wanted - known), *(f"!{d}" for d in known - wanted)]
         await self._links[node].call("ACL", "SETUSER", user, *rules)
 
-    async def set_users(self, node: str, life: str, new: Mapping[str, NewUser]) -> None:
+    async def teach(self, node: str, life: str, least: Mapping[str, int]) -> Answered:
+        """By lock, what its tokens begin above. `life`: of the node's memory."""
+        for arguments in learn_arguments(life, Learnt(fences=least)):
+            reply = await self._links[node].fcall("lk1_learn", *arguments)
+            if reply[0] != "OK":
+                raise NodeError(f"lk1_learn: {' '.join(reply)}")
+        return Answered(node, int(reply[-2]), parse_vector(reply[-1]))
+
+    async def set_users(self, node: str, new: Mapping[str, NewUser]) -> None:
         """By lock. Connections that stand are not touched, unless it says so."""
-        commands = [command for lock, user in new.items() for command in user.commands(lock, life)]
-        for first in range(0, len(commands), AT_ONCE):
-            for answer in await self._links[node].calls(*commands[first : first + AT_ONCE]):
+        locks = [[*user.commands(lock)] for lock, user in new.items()]
+        for first in range(0, len(locks), AT_ONCE):
+            commands = [command for lock in locks[first : first + AT_ONCE] for command in lock]
+            for answer in await self._links[node].calls(*commands):
                 if isinstance(answer, NodeError):
                     raise answer
-                if isinstance(answer, list) and answer[0] != "OK":
-                    raise NodeError(f"lk1_learn: {answer[0]}")
 
     async def delete_user(self, node: str, lock: str) -> None:
         """Cuts its connections, too."""

@@ -17,7 +17,14 @@ from leasekeeper_operator.lock_users import LockUsers
 from leasekeeper_operator.manifests.ensemble import known_locks, parse_users
 from leasekeeper_operator.manifests.lock import digests_in, digests_of, lock_secret
 from leasekeeper_operator.model import Ensemble, Lock, ensemble_key
-from leasekeeper_operator.nodes import LEFT_BEHIND, NewUser, Nodes, Sight, without_ghosts
+from leasekeeper_operator.nodes import (
+    LEFT_BEHIND,
+    Answered,
+    NewUser,
+    Nodes,
+    Sight,
+    without_ghosts,
+)
 from leasekeeper_operator.rotation import Rotating
 
 from leasekeeper.redlock.registry import NodeView, Record
@@ -32,8 +39,14 @@ class World:
     def __init__(self) -> None:
         self.objects: dict[tuple[str, str, str], Object] = {}
         self.on_nodes: dict[str, dict[str, frozenset[str]]] = {id: {} for id in "012"}
+        self.taught: dict[str, dict[str, int]] = {id: {} for id in "012"}
+        self.vectors: dict[str, dict[str, int]] = {}
         self.silent: set[str] = set()
+        self.refusing: set[str] = set()
+        """Nodes that cannot be taught."""
         self.now = 1000.0
+        self.floor = 0
+        """Of the record of births."""
         self.readings = 0
         self.ensemble = ensemble_object(nodes=3, allowedNamespaces=["shop"])
         self.start_operator()
@@ -63,8 +76,15 @@ class World:
             raise NodeError("it does not answer")
         return dict(self.on_nodes[node])
 
-    async def set_users(self, node: str, life: str, new: Mapping[str, NewUser]) -> None:
+    async def teach(self, node: str, life: str, least: Mapping[str, int]) -> Answered:
+        if node in self.silent | self.refusing:
+            raise NodeError("it does not answer")
         assert life == "a"
+        assert not least.keys() & self.in_file, "an agent lets in whom the file names"
+        self.taught[node] |= least
+        return Answered(node, 1, self.vectors.get(node, {}))
+
+    async def set_users(self, node: str, new: Mapping[str, NewUser]) -> None:
         self.on_nodes[node] |= {lock: user.digests for lock, user in new.items()}
 
     async def delete_user(self, node: str, lock: str) -> None:
@@ -91,6 +111,10 @@ class World:
     def secret(self, name: str = "orders", namespace: str = "shop") -> Object:
         return self.objects["Secret", namespace, f"leasekeeper-{name}"]
 
+    def publish_at(self, when: str, name: str = "new") -> None:
+        self.publish(name)
+        self.secret(name)["metadata"]["creationTimestamp"] = when
+
     def sync(self, after: float = 0.0, *, changed: bool = True) -> None:
         self.now += after
         ensemble = Ensemble.parse(self.ensemble)
@@ -99,8 +123,10 @@ class World:
         view = NodeView(id="", life="a", open=True)
         nodes = type("Played", (), {"users": self.node_users, "set_users": self.set_users})
         nodes.delete_user = self.delete_user  # type: ignore[attr-defined]
+        nodes.teach = self.teach  # type: ignore[attr-defined]
         sights = {id: Sight(id, "Open", view) for id in "012"}
-        asyncio.run(self.users.sync(ensemble, cast(Nodes, nodes), sights))
+        record = Record(1, self.floor, 0, {}) if self.floor else None
+        asyncio.run(self.users.sync(ensemble, cast(Nodes, nodes), sights, record))
 
     @property
     def users_secret(self) -> Object:
@@ -108,7 +134,7 @@ class World:
 
     @property
     def in_file(self) -> set[str]:
-        return {*parse_users(self.users_secret)}
+        return {*parse_users(self.objects.get(("Secret", "store", "main-users"), {}))}
 
 
 @pytest.fixture
@@ -416,3 +442,70 @@ def test_a_lock_is_elsewhere_as_soon_as_we_write_it_there(world: World) -> None:
     assert elsewhere("shop/never") is None
     assert asyncio.run(world.users.elsewhere("shop/new", ensemble_key(*PLACE))) is None
     assert world.readings == before  # a thousand new locks are not a thousand readings
+
+
+# -- what tokens of a new lock begin above --------------------------------------------------------
+
+PUBLISHED = "2026-11-19T01:02:03Z"
+LEAST = 1_795_050_124_000
+"""The end of that second."""
+
+
+def taught(world: World) -> list[int]:
+    return [node.get("shop/new", 0) for node in world.taught.values()]
+
+
+def test_a_new_lock_is_taught_before_anybody_lets_it_in(world: World) -> None:
+    """Also agents that read ENSEMBLE-users before the operator comes to them, or instead of it."""
+    world.publish_at(PUBLISHED)
+    world.sync()
+    assert taught(world) == [LEAST] * 3
+    assert "shop/new" in world.in_file
+    assert all("shop/new" in users for users in world.on_nodes.values())
+
+
+@pytest.mark.parametrize("hindered", ["silent", "refusing"])
+def test_a_lock_that_too_few_nodes_were_taught_is_let_in_nowhere_yet(
+    world: World, hindered: str
+) -> None:
+    """A quorum of the others would hand out smaller tokens."""
+    setattr(world, hindered, {"0", "1"})
+    world.publish_at(PUBLISHED)
+    world.sync()
+    assert "shop/new" not in world.in_file
+    assert not any("shop/new" in users for users in world.on_nodes.values())
+    setattr(world, hindered, {"0"})
+    world.sync(changed=False)
+    assert taught(world) == [0, LEAST, LEAST]
+    assert "shop/new" in world.in_file
+
+
+def test_who_has_a_successor_is_not_counted_among_those_who_were_taught(world: World) -> None:
+    """That one may have learnt from the others before they were taught."""
+    world.silent = {"0"}
+    world.vectors = {"1": {"1": 1, "2": 2}}
+    world.publish_at(PUBLISHED)
+    world.sync()
+    assert "shop/new" not in world.in_file
+    world.silent = set()
+    world.sync(changed=False)
+    assert "shop/new" in world.in_file
+
+
+def test_a_lock_that_was_let_in_is_not_taught_again(world: World) -> None:
+    """Its Secret may be a later one, and its leader have a smaller token."""
+    world.publish_at(PUBLISHED, "orders")
+    world.start_operator()
+    for node in world.on_nodes.values():
+        node.clear()
+    world.sync()
+    assert all("shop/orders" in users for users in world.on_nodes.values())
+    assert not any(world.taught.values())
+
+
+def test_what_is_below_the_floor_of_the_birth_needs_no_teaching(world: World) -> None:
+    world.floor = LEAST
+    world.publish_at(PUBLISHED)
+    world.sync()
+    assert "shop/new" in world.in_file
+    assert not any(world.taught.values())
