@@ -120,6 +120,15 @@ class LocalServer:
             changed.append(f"-{lock}")
         return changed
 
+    def say_edition(self, edition: int) -> None:
+        """Of the file that the users were brought to; 0: it has none, and nobody asks."""
+        said = f"{users.EDITION}{edition}"
+        if edition:
+            self.connection.call("ACL", "SETUSER", said, "reset")
+        for name in self.connection.call("ACL", "USERS"):
+            if name.startswith(users.EDITION) and name != (said if edition else ""):
+                self.connection.call("ACL", "DELUSER", name)
+
     def _load(self, name: str) -> Reply:
         source = functions.library(name)
         try:

@@ -67,6 +67,7 @@ class Serving:
         if users is not None:
             self._look_at_users()
             server.apply_users(users.users, known={})
+            server.say_edition(users.edition)
         cap = server.cap()
         ticker = Ticker(server.connection, cap=cap, timeout=TIMEOUT)
         if not ticker.register(view.life):
@@ -203,8 +204,11 @@ class Serving:
         if file is None:
             return
         known = file.users
-        if self._look_at_users() and (changed := server.apply_users(file.users, known)):
+        if not self._look_at_users():
+            return
+        if changed := server.apply_users(file.users, known):
             log("users-changed", node=self._around.node, users=",".join(changed))
+        server.say_edition(file.edition)
 
     def _renew_certificate(self, server: LocalServer) -> None:
         around = self._around

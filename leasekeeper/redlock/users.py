@@ -12,6 +12,9 @@ import hashlib
 from collections.abc import Set
 
 AGENT, PEER, OPERATOR = "agent", "peer", "operator"
+EDITION = "edition:"
+"""With a number behind it: a user that is off, for nobody. By it an agent says which edition of its
+file it has brought the users to: in their own list, and also on a server whose memory is full."""
 
 _CONNECTION = ("+hello", "+auth", "+ping", "+client|setname")
 

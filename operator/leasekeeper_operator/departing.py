@@ -1,4 +1,14 @@
-"""Locks that left an ensemble and may still have a leader there, and when that is over."""
+"""Locks that left an ensemble and may still have a leader there, and when that is over.
+
+    ENSEMBLE-users names it no more ──▶ cut off on the nodes ──▶ agents have read that file too
+                                                                  └ the longest lease ──▶ over
+
+An agent that begins again lets in whom its mounted copy names, and the kubelet brings a newer one
+when it can: in a minute, or much later, if it does not reach the API server. So it is not the time
+that counts, but that agents say (`users.EDITION`) that they have read the file: from then on they
+read no earlier one. Those of the version before say nothing, and are waited for until they are
+rolled.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +20,10 @@ from leasekeeper.redlock.membership import Membership
 
 @dataclass(slots=True)
 class Departing:
+    edition: int
+    """Of ENSEMBLE-users, the first that does not let it in."""
     cut_off_on: set[str] = field(default_factory=set)
-    """Nodes that were seen without its user."""
+    """Nodes without its user, whose agents have read of it and will not let it in again."""
     since: float | None = None
     """When the rest of the nodes was no quorum any more."""
 
@@ -33,9 +45,11 @@ class Departures(dict[str, Departing]):
             if departing.since is None and len(departing.cut_off_on) >= enough:
                 departing.since = now
 
-    def cut_off(self, node: str, before: Container[str]) -> None:
-        """On that node all are now; `before`: the users that it had until then."""
+    def cut_off(self, node: str, before: Container[str], edition: int) -> None:
+        """On that node all are now; `before`: the users that it had until then; `edition`: of the
+        file that its agent had read by then."""
         for lock, departing in self.items():
-            departing.cut_off_on.add(node)
+            if edition >= departing.edition:
+                departing.cut_off_on.add(node)
             if lock in before:  # until now it could vote for it: an old file, maybe
                 departing.since = None

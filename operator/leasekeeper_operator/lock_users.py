@@ -6,10 +6,10 @@ told at once. A user is taken away only when the API server says that its lock d
 another ensemble, or is in a namespace that this one does not serve: a Secret that is missing for
 any other reason must not cut off a running election.
 
-A lock that left is *departing*: until so many nodes have cut off its user that the rest is no
-quorum, and the longest lease has ended since, it may still have a leader here. For so long
-ENSEMBLE-users names it, and no other ensemble is given it (lock.py). The names are kept in the
-Secret and the time in memory, so an operator that starts anew waits anew.
+A lock that left is *departing*: until so many nodes have cut off its user for good (departing.py)
+that the rest is no quorum, and the longest lease has ended since, it may still have a leader here.
+For so long ENSEMBLE-users names it, and no other ensemble is given it (lock.py). The names are kept
+in the Secret and the time in memory, so an operator that starts anew waits anew.
 
 When that time is over, its key goes from the nodes' memory (`lk1_forget`), and its F into their
 floor: a lock of the same name goes on above it. A node that is not open then keeps the key.
@@ -21,7 +21,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 
 from leasekeeper.redlock.registry import Record, largest_plausible
 from leasekeeper.redlock.users_file import Digests
@@ -33,7 +32,6 @@ from leasekeeper_operator.ended import EndedEnsembles
 from leasekeeper_operator.link import NodeError
 from leasekeeper_operator.lock_index import (
     REREAD_SECONDS,
-    Followed,
     Given,
     Locks,
     UserFiles,
@@ -43,6 +41,7 @@ from leasekeeper_operator.lock_index import (
     split,
 )
 from leasekeeper_operator.manifests.ensemble import (
+    edition_in,
     known_locks,
     parse_departing,
     parse_users,
@@ -52,40 +51,14 @@ from leasekeeper_operator.manifests.lock import published_for
 from leasekeeper_operator.model import Ensemble, Key, Place, ensemble_for, ensemble_key
 from leasekeeper_operator.nodes import OPEN, NewUser, Nodes, Sight
 from leasekeeper_operator.teaching import Teacher
+from leasekeeper_operator.users_state import UsersState
 
 log = logging.getLogger(__name__)
 
 RECHECK_SECONDS = 10.0
 """An agent that begins again with an old copy of its file (the kubelet renews it about once a
-minute) sets the users of that copy, one too many or too few; this is how long it can last."""
-
-
-@dataclass(slots=True)
-class _State:
-    given: Followed[Given] = field(default_factory=Followed)
-    """The locks' Secrets for this ensemble, as far as they are to be trusted."""
-    dirty: bool = False
-    """Something else is known than when `wanted` was made."""
-    wanted: dict[str, frozenset[str]] = field(default_factory=dict)
-    departing: Departures = field(default_factory=Departures)
-    naming: set[str] = field(default_factory=set)
-    """What ENSEMBLE-users names, or is about to: before it is written, for `elsewhere`."""
-    target: str = ""
-    """Digest of what nodes shall know."""
-    locks: set[str] = field(default_factory=set)
-    """All that ask for this ensemble, also in vain, and those that did at the reading before."""
-    generation: int = 0
-    """Of the ensemble when `wanted` was made: who is allowed may have changed."""
-    read_at: float | None = None
-    """When `wanted` was last made from the API server's objects; none: it must be made anew."""
-    told: dict[str, tuple[tuple[str, int, str], float]] = field(default_factory=dict)
-    """By node: what it was last brought to, and when."""
-    knows: dict[str, Digests] = field(default_factory=dict)
-    """By node, of all: the users that it was last brought to; none of one that is not open."""
-    longest: float = 0.0
-    """Seconds for which a lease may live on when all nodes are gone."""
-    turn: str = ""
-    """The node on which old passwords are taken away in this round."""
+minute) sets the users of that copy, one too many or too few; this is how long it can last. Also how
+soon we hear that agents have read what they shall have read."""
 
 
 class LockUsers:
@@ -106,7 +79,7 @@ class LockUsers:
         self._look = look
         self._applier = applier
         self._now = now
-        self._states: dict[Key, _State] = {}
+        self._states: dict[Key, UsersState] = {}
         self._all = Locks(api, default, now)
         home, _ = default
         self._files = UserFiles(api, home)
@@ -156,7 +129,7 @@ class LockUsers:
 
     def leaving(self, ensemble: Key) -> bool:
         """Whether a lock that left is waited for."""
-        return bool(self._states.get(ensemble, _State()).departing)
+        return bool(self._states.get(ensemble, UsersState()).departing)
 
     def check(self, ensemble: Key) -> None:
         """Somebody else wrote to what belongs to this ensemble, and ENSEMBLE-users does."""
@@ -174,12 +147,12 @@ class LockUsers:
 
     def locks(self, ensemble: Key) -> list[tuple[str, str]]:
         """Namespace and name of the locks of an ensemble, as last read."""
-        state = self._states.get(ensemble, _State())
+        state = self._states.get(ensemble, UsersState())
         return [split(lock) for lock in state.locks]
 
     def told(self, ensemble: Key, lock: str, digests: frozenset[str]) -> bool:
         """Whether every node is open and takes these passwords of that lock, and no others."""
-        known = self._states.get(ensemble, _State()).knows.values()
+        known = self._states.get(ensemble, UsersState()).knows.values()
         return bool(known) and all(node.get(lock) == digests for node in known)
 
     async def ever_published(self, ensemble: Ensemble) -> bool:
@@ -201,7 +174,7 @@ class LockUsers:
         record: Record | None = None,
     ) -> None:
         """`record`: of the births; without it nothing is forgotten."""
-        state = self._states.setdefault(ensemble.key, _State())
+        state = self._states.setdefault(ensemble.key, UsersState())
         state.longest = ensemble.longest_memory
         departed = state.departing.over(ensemble.longest_memory, self._now())
         if record is not None:
@@ -239,7 +212,7 @@ class LockUsers:
                 log.info("forgotten ensemble=%s node=%s lock=%s", ensemble.key, sight.id, lock)
 
     async def _follow(
-        self, ensemble: Ensemble, state: _State, departed: set[str], teacher: Teacher
+        self, ensemble: Ensemble, state: UsersState, departed: set[str], teacher: Teacher
     ) -> None:
         now = self._now()
         anew = (
@@ -268,7 +241,7 @@ class LockUsers:
         return {lock: known for lock, known in found.items() if known is not None}
 
     async def _decide(
-        self, ensemble: Ensemble, state: _State, departed: set[str], teacher: Teacher
+        self, ensemble: Ensemble, state: UsersState, departed: set[str], teacher: Teacher
     ) -> None:
         """Who is let in, and who leaves; written to ENSEMBLE-users before any node is told."""
         name = names.users_secret(ensemble.name)
@@ -288,14 +261,18 @@ class LockUsers:
         ):
             state.dirty = True  # at the next look, maybe
             wanted = {lock: digests for lock, digests in wanted.items() if lock in named}
+        state.edition = max(state.edition, edition_in(current or {}))
+        if known != wanted or not edition_in(current or {}):
+            state.edition = max(state.edition + 1, int(time.time() * 1000))
         departing = Departures(
             {
-                lock: state.departing.get(lock) or Departing()
+                lock: state.departing.get(lock) or Departing(state.edition)
                 for lock in named - wanted.keys() - departed
             }
         )
         state.naming |= {*wanted, *departing}
-        await self._applier.bring(users_secret(ensemble, wanted, departing), current)
+        file = users_secret(ensemble, wanted, departing, edition=state.edition)
+        await self._applier.bring(file, current)
         state.naming = {*wanted, *departing}
         self._ended.made_again(ensemble.key)
         state.locks = self._all.on(ensemble) | {*wanted, *state.wanted}
@@ -304,7 +281,7 @@ class LockUsers:
         state.target = digest([lines, sorted(departing)])
 
     def _wanted(
-        self, ensemble: Ensemble, state: _State, known: Digests
+        self, ensemble: Ensemble, state: UsersState, known: Digests
     ) -> dict[str, frozenset[str]]:
         wanted = {}
         for lock, secret in state.given.items():
@@ -319,13 +296,15 @@ class LockUsers:
                 wanted[lock] = digests
         return wanted
 
-    async def _look_again(self, ensemble: Ensemble, state: _State, lock: str) -> None:
+    async def _look_again(self, ensemble: Ensemble, state: UsersState, lock: str) -> None:
         await self._all.look_again(lock)
         namespace, name = split(lock)
         secret = await self._api.get(SECRET, namespace, names.lock_objects(name))
         state.given.put(lock, given(ensemble, lock, secret))
 
-    async def _tell(self, ensemble: Ensemble, state: _State, nodes: Nodes, sight: Sight) -> None:
+    async def _tell(
+        self, ensemble: Ensemble, state: UsersState, nodes: Nodes, sight: Sight
+    ) -> None:
         assert sight.view is not None, "an open node has a view"
         wanted = state.wanted
         target = (sight.view.life, sight.view.incarnation, state.target)
@@ -344,7 +323,7 @@ class LockUsers:
                 state.told[sight.id] = (target, self._now())
                 state.knows[sight.id] = wanted
 
-    async def _bring(self, ensemble: Ensemble, state: _State, nodes: Nodes, node: str) -> bool:
+    async def _bring(self, ensemble: Ensemble, state: UsersState, nodes: Nodes, node: str) -> bool:
         """Whether the node knows all now: old passwords are taken away on one node at a time."""
         present, wanted, complete = await nodes.users(node), state.wanted, True
         if present == wanted and not state.departing:
@@ -371,5 +350,5 @@ class LockUsers:
             if lock in state.departing or asking is None or not asking.belongs(ensemble):
                 await nodes.delete_user(node, lock)
                 log.info("user-deleted ensemble=%s node=%s lock=%s", ensemble.key, node, lock)
-        state.departing.cut_off(node, present)
+        state.departing.cut_off(node, present, nodes.edition(node))
         return complete

@@ -121,7 +121,7 @@ class Nodes:
         self._places = {node.id: resolve(node) for node in membership.nodes}
         self._seen: dict[str, tuple[list[Any], Sight]] = {}
         """By node: its answers at the last look, and what they say."""
-        self._users: dict[str, tuple[int, dict[str, frozenset[str]]]] = {}
+        self._users: dict[str, tuple[int, dict[str, frozenset[str]], int]] = {}
         """By node: the hash of its ACL LIST, which is long, and what it says."""
         self._links = {
             node: self._link(node, users.OPERATOR, passwords.operator) for node in self._nodes
@@ -218,8 +218,14 @@ class Nodes:
         lines = await self._links[node].call("ACL", "LIST")
         said = hash(tuple(lines))
         if node not in self._users or self._users[node][0] != said:
-            self._users[node] = said, dict(filter(None, map(parse_user, lines)))
+            found = dict(filter(None, map(parse_user, lines)))
+            self._users[node] = said, found, max(map(parse_edition, lines), default=0)
         return self._users[node][1]
+
+    def edition(self, node: str) -> int:
+        """Of ENSEMBLE-users: the one that the agent of that node had read when `users` was asked;
+        0: it did not say."""
+        return self._users[node][2]
 
     @property
     def ids(self) -> list[str]:
@@ -296,6 +302,14 @@ def parse_user(line: str) -> tuple[str, frozenset[str]] | None:
     if len(words) < 2 or not words[1].startswith(users.lock_user("")):
         return None
     return words[1].removeprefix(users.lock_user("")), _digests(words)
+
+
+def parse_edition(line: str) -> int:
+    """One line of ACL LIST, if it is an agent's word: `user edition:N off …`."""
+    words = line.split()
+    name = words[1] if len(words) > 1 else ""
+    text = name.removeprefix(users.EDITION)
+    return int(text) if name != text and text.isdecimal() and len(text) <= 16 else 0
 
 
 def _digests(words: Sequence[str]) -> frozenset[str]:

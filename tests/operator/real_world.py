@@ -77,6 +77,11 @@ class World:
             **spec,
         )
 
+    def mount_users(self) -> None:
+        """As the kubelet does it, a minute later or when it can: agents read ENSEMBLE-users."""
+        secret = self.cluster.get(self.namespace, "secret", "main-users") or {}
+        self.nodes.write_users(base64.b64decode(secret["data"]["users"]).decode())
+
     async def until(self, true: Callable[[], Any], what: str, patience: float = 30.0) -> None:
         """Looks at the nodes as often as the operator would while somebody waits."""
         end = asyncio.get_running_loop().time() + patience

@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 import pytest
-from leasekeeper_operator import lock_index
+from leasekeeper_operator import lock_index, lock_users
 from leasekeeper_operator.api import Api, Kind
 from leasekeeper_operator.apply import Applier
 from leasekeeper_operator.link import Link, NodeError
 from leasekeeper_operator.lock_index import Followed
 from leasekeeper_operator.lock_users import LockUsers
-from leasekeeper_operator.manifests.ensemble import known_locks, parse_users
+from leasekeeper_operator.manifests.ensemble import edition_in, known_locks, parse_users
 from leasekeeper_operator.manifests.lock import digests_in, digests_of, lock_secret
 from leasekeeper_operator.model import Ensemble, Lock, ensemble_key
 from leasekeeper_operator.nodes import (
@@ -39,6 +39,8 @@ class World:
     def __init__(self) -> None:
         self.objects: dict[tuple[str, str, str], Object] = {}
         self.on_nodes: dict[str, dict[str, frozenset[str]]] = {id: {} for id in "012"}
+        self.editions: dict[str, int] = {}
+        """Of the files that agents have read last."""
         self.taught: dict[str, dict[str, int]] = {id: {} for id in "012"}
         self.vectors: dict[str, dict[str, int]] = {}
         self.silent: set[str] = set()
@@ -124,9 +126,14 @@ class World:
         nodes = type("Played", (), {"users": self.node_users, "set_users": self.set_users})
         nodes.delete_user = self.delete_user  # type: ignore[attr-defined]
         nodes.teach = self.teach  # type: ignore[attr-defined]
+        nodes.edition = lambda node: self.editions.get(node, 0)  # type: ignore[attr-defined]
         sights = {id: Sight(id, "Open", view) for id in "012"}
         record = Record(1, self.floor, 0, {}) if self.floor else None
         asyncio.run(self.users.sync(ensemble, cast(Nodes, nodes), sights, record))
+
+    def agents_read(self, nodes: str = "012") -> None:
+        """As the kubelet lets them; what they do by it, the operator did before."""
+        self.editions |= dict.fromkeys(nodes, edition_in(self.users_secret))
 
     @property
     def users_secret(self) -> Object:
@@ -163,9 +170,15 @@ def test_a_lock_made_again_on_another_ensemble_is_cut_off_here(
     assert all({*users} == {"shop/stays"} for users in world.on_nodes.values())
 
 
-def test_a_lock_that_left_is_named_until_its_longest_lease_has_ended(world: World) -> None:
+def leave(world: World) -> None:
     move(world, with_secret=True)
     world.sync()
+    world.agents_read()
+    world.sync(lock_users.RECHECK_SECONDS)
+
+
+def test_a_lock_that_left_is_named_until_its_longest_lease_has_ended(world: World) -> None:
+    leave(world)
     assert "shop/orders" in known_locks(world.users_secret)
     world.sync(31)  # the quarantine of the sample: 32 s
     assert "shop/orders" in known_locks(world.users_secret)
@@ -173,9 +186,56 @@ def test_a_lock_that_left_is_named_until_its_longest_lease_has_ended(world: Worl
     assert known_locks(world.users_secret) == {"shop/stays"}
 
 
-def test_an_operator_that_starts_anew_waits_anew(world: World) -> None:
+def test_an_old_copy_of_the_file_lets_nobody_in_who_leads_elsewhere(world: World) -> None:
+    """Agents that begin again go by what the kubelet has brought, however long ago."""
+    old = {id: dict(users) for id, users in world.on_nodes.items()}
     move(world, with_secret=True)
     world.sync()
+    world.agents_read("0")
+    for _ in range(20):
+        world.sync(30)
+    assert "shop/orders" in known_locks(world.users_secret)
+    for node in "12":
+        world.on_nodes[node] = dict(old[node])
+    world.sync(60)
+    assert "shop/orders" in known_locks(world.users_secret)
+    # From now on, one of three could do so, and that is no quorum.
+    world.agents_read("1")
+    world.sync(60)
+    world.sync(31)
+    assert "shop/orders" in known_locks(world.users_secret)
+    world.sync(1)
+    assert "shop/orders" not in known_locks(world.users_secret)
+
+
+def test_an_edition_is_never_used_twice(world: World) -> None:
+    """What an agent has read proves nothing about another file of the same number."""
+    first = edition_in(world.users_secret)
+    world.sync()
+    assert edition_in(world.users_secret) == first, "it is the same file"
+    world.publish("more")
+    world.sync()
+    second = edition_in(world.users_secret)
+    assert second > first
+    del world.objects["Secret", "store", "main-users"]
+    world.start_operator()
+    world.sync()
+    assert edition_in(world.users_secret) >= second
+
+
+def test_a_file_of_an_operator_before_this_one_is_numbered(world: World) -> None:
+    text = base64.b64decode(world.users_secret["data"]["users"]).decode()
+    numbered = edition_in(world.users_secret)
+    plain = text.partition("\n")[2].encode()
+    world.users_secret["data"]["users"] = base64.b64encode(plain).decode()
+    assert edition_in(world.users_secret) == 0
+    world.start_operator()
+    world.sync()
+    assert edition_in(world.users_secret) > numbered
+
+
+def test_an_operator_that_starts_anew_waits_anew(world: World) -> None:
+    leave(world)
     world.start_operator()
     world.sync(40)
     assert "shop/orders" in known_locks(world.users_secret)
@@ -187,6 +247,7 @@ def test_the_wait_begins_when_the_nodes_that_may_know_it_are_no_quorum(world: Wo
     move(world, with_secret=True)
     world.silent = {"0", "1"}
     world.sync()
+    world.agents_read()
     world.sync(100)
     assert "shop/orders" in known_locks(world.users_secret)
     world.silent = {"0"}
@@ -198,8 +259,7 @@ def test_the_wait_begins_when_the_nodes_that_may_know_it_are_no_quorum(world: Wo
 
 
 def test_a_node_that_let_it_in_again_begins_the_wait_anew(world: World) -> None:
-    move(world, with_secret=True)
-    world.sync()
+    leave(world)
     world.on_nodes["0"]["shop/orders"] = frozenset({"of an old file"})
     world.sync(30)
     assert "shop/orders" not in world.on_nodes["0"]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from leasekeeper_operator.manifests import ensemble_objects, lock_secret, role, role_binding
 from leasekeeper_operator.manifests.ensemble import (
+    edition_in,
     known_locks,
     network_policy,
     parse_users,
@@ -229,9 +230,10 @@ def test_allowed_namespaces_are_in_the_policy() -> None:
 def test_the_agent_understands_the_users_file() -> None:
     one, two, three = (frozenset({users.digest(password)}) for password in "abc")
     lines = {"shop/orders": one, "shop/stock": two | three}
-    secret = users_secret(ensemble(), lines, ["shop/left"])
+    secret = users_secret(ensemble(), lines, ["shop/left"], edition=1_795_050_124_000)
     assert users_file.parse(text(secret, "users"), "file") == lines == parse_users(secret)
     assert known_locks(secret) == {*lines, "shop/left"}
+    assert users_file.edition_of(text(secret, "users")) == 1_795_050_124_000 == edition_in(secret)
 
 
 def test_a_lock_is_published_as_the_architecture_says() -> None:

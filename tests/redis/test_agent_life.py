@@ -269,6 +269,30 @@ def test_users_follow_the_file(ensemble: Ensemble, lock: str) -> None:
     )
 
 
+def test_agents_say_which_edition_of_the_file_they_have_read(ensemble: Ensemble, lock: str) -> None:
+    """And never of more than one: whoever asks takes it for the one that agents go by."""
+
+    def said() -> list[list[str]]:
+        found = []
+        for node in ensemble.nodes:
+            with node.server.client() as client:
+                found.append([u for u in client.acl_users() if u.startswith("edition:")])
+        return found
+
+    number, text = len(ensemble.nodes), ensemble.users_file.read_text()
+    assert said() == [[]] * number, "of a file that nobody numbered"
+    ensemble.write_users(f"# edition 7\n{text}")
+    wait_until(lambda: said() == [["edition:7"]] * number, "the agents to say so")
+    ensemble.write_users(f"# edition 8\n{text}")
+    wait_until(lambda: said() == [["edition:8"]] * number, "the agents to say so again")
+    ensemble.nodes[0].agent.restart()
+    ensemble.nodes[1].server.restart()
+    ensemble.write_users(f"# edition 9\n{text}")
+    wait_until(lambda: said() == [["edition:9"]] * number, "those that begin again to say so")
+    ensemble.write_users(text)
+    wait_until(lambda: said() == [[]] * number, "nothing to be said of a file without a number")
+
+
 def test_a_broken_users_file_changes_nothing_and_is_said(ensemble: Ensemble, lock: str) -> None:
     good = ensemble.users_file.read_text()
     ensemble.write_users("this is no user\n")

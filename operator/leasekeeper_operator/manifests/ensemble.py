@@ -103,12 +103,18 @@ def server_secret(ensemble: Ensemble, configuration: str) -> Object:
 
 
 def users_secret(
-    ensemble: Ensemble, locks: users_file.Digests, departing: Iterable[str] = ()
+    ensemble: Ensemble,
+    locks: users_file.Digests,
+    departing: Iterable[str] = (),
+    *,
+    edition: int,
 ) -> Object:
     """The file of `node-agent --users`: by lock, the digests of its passwords. Beside it, for the
-    operator only: the locks that left and may still have a leader here."""
+    operator only: the locks that left and may still have a leader here. `edition`: a larger one for
+    each other content."""
     lines = sorted((lock, digest) for lock, digests in locks.items() for digest in digests)
-    text = "".join(f"{lock} {digest}\n" for lock, digest in lines)
+    text = users_file.edition_line(edition)
+    text += "".join(f"{lock} {digest}\n" for lock, digest in lines)
     name, data = names.users_secret(ensemble.name), base64_data(users=text)
     if left := sorted(departing):
         data |= base64_data(departing="".join(f"{lock}\n" for lock in left))
@@ -137,6 +143,11 @@ def parse_users(secret: Object) -> dict[str, frozenset[str]]:
         if len(pair := line.split()) == 2:
             found[pair[0]] = found.get(pair[0], frozenset()) | {pair[1]}
     return found
+
+
+def edition_in(secret: Object) -> int:
+    """0: somebody else wrote it, or an operator of the version before."""
+    return users_file.edition_of(text_of(secret, "users", "replace"))
 
 
 def parse_departing(secret: Object) -> set[str]:
