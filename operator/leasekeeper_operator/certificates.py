@@ -6,6 +6,7 @@ certificates: what others check by stays the same when one is made anew.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import ssl
 from collections.abc import Sequence
@@ -85,13 +86,17 @@ def server_context(certificates: Certificates) -> ssl.SSLContext:
 
 
 def load(context: ssl.SSLContext, certificates: Certificates) -> None:
-    """Also into a context that is in use: new connections get the new certificate.
+    """Also into a context that is in use: new connections get the new certificate."""
+    _load(context, certificates.server, certificates.server_key)
 
-    By a file in memory: the ssl module takes paths only, and the container's disk is read-only."""
+
+def _load(context: ssl.SSLContext, server: str, server_key: str) -> None:
+    """By a file in memory: the ssl module takes only paths, and the container's disk cannot be
+    written to."""
     descriptor = os.memfd_create("tls")
     try:
         with os.fdopen(os.dup(descriptor), "w") as file:
-            file.write(certificates.server_key + certificates.server)
+            file.write(server_key + server)
         context.load_cert_chain(f"/proc/self/fd/{descriptor}")
     finally:
         os.close(descriptor)
@@ -133,6 +138,48 @@ def signed(server: str, ca: str) -> bool:
     except Exception:  # noqa: BLE001  the library names several, and each of them means "no"
         return False
     return True
+
+
+def readable(pem: str) -> bool:
+    """Whether this is one certificate that TLS takes: one that it does not spoils those beside it,
+    because nobody can load the file any more."""
+    try:
+        x509.load_pem_x509_certificate(pem.encode())
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=pem)
+    except (ValueError, ssl.SSLError):
+        return False
+    return True
+
+
+def refusal(ca: str, server: str, server_key: str) -> str:
+    """Why a client that trusts these CAs would not talk to a server with this certificate, which
+    may have others behind it that lead to a CA; empty: it would. They are made to try, because the
+    rules of chains are many. Names are not looked at."""
+    try:
+        ours = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        _load(ours, server, server_key)
+        theirs = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        theirs.check_hostname = False
+        theirs.load_verify_locations(cadata=ca)
+        _shake_hands(ours, theirs)
+    except ssl.SSLCertVerificationError as error:
+        return error.verify_message
+    except ssl.SSLError as error:
+        return error.reason or str(error)
+    return ""
+
+
+def _shake_hands(server: ssl.SSLContext, client: ssl.SSLContext) -> None:
+    """In memory: what one end says is there when it is the other's turn."""
+    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = [client.wrap_bio(back, there), server.wrap_bio(there, back, server_side=True)]
+    for _ in range(10):  # two or three, by the version of TLS
+        for end in [*ends]:
+            with contextlib.suppress(ssl.SSLWantReadError):
+                end.do_handshake()
+                ends.remove(end)
+    if ends:
+        raise ssl.SSLError("it comes to no end")
 
 
 def _make_ca(now: datetime, subject: str) -> tuple[str, str]:

@@ -19,12 +19,19 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 
 from leasekeeper_operator import names
 from leasekeeper_operator.api import SECRET, Api, Object
 from leasekeeper_operator.apply import Applier
-from leasekeeper_operator.certificates import Certificates, renewed, signed
+from leasekeeper_operator.certificates import (
+    Certificates,
+    readable,
+    refusal,
+    renewed,
+    signed,
+)
 from leasekeeper_operator.manifests.common import base64_data, ensemble_object, text_of
 from leasekeeper_operator.model import Ensemble
 from leasekeeper_operator.status import timestamp
@@ -82,21 +89,28 @@ def _bundle(pems: Sequence[str]) -> str:
 
 def objection(offer: Offer, hosts: Sequence[str], now: datetime) -> str:
     """Why this cannot be used; empty: it can."""
-    if not _PEM.findall(offer.ca):
+    authorities = _PEM.findall(offer.ca)
+    if not authorities:
         return "it has no CA under the key ca.crt"
+    if not all(map(readable, authorities)):
+        return "ca.crt has a certificate in it that cannot be read"
     try:
         certificate = x509.load_pem_x509_certificate(offer.cert.encode())
         key = serialization.load_pem_private_key(offer.key.encode(), password=None)
         alternatives = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
-    except (ValueError, TypeError, x509.ExtensionNotFound) as wrong:
+        public = certificate.public_key()
+    except (ValueError, TypeError, UnsupportedAlgorithm, x509.ExtensionNotFound) as wrong:
         return f"tls.crt or tls.key cannot be read ({type(wrong).__name__})"
-    if certificate.public_key() != key.public_key():
+    if public != key.public_key():
         return "tls.key is not the key of tls.crt"
     if not certificate.not_valid_before_utc <= now < certificate.not_valid_after_utc:
         return "tls.crt is not valid now"
     known = {*alternatives.value.get_values_for_type(x509.DNSName)}
     missing = [host for host in hosts if not {host, _wildcard(host)} & known]
-    return f"tls.crt does not name {missing[0]}: issue it for every node" if missing else ""
+    if missing:
+        return f"tls.crt does not name {missing[0]}: issue it for every node"
+    why = refusal(_bundle(authorities), offer.cert, offer.key)
+    return f"a client that trusts ca.crt would refuse tls.crt: {why}" if why else ""
 
 
 def _wildcard(host: str) -> str:

@@ -82,6 +82,8 @@ class Webhook:
                 await self.tls.refresh()
             except ApiError as error:
                 log.warning('certificate-check-failed error="%s"', error)
+            except Exception:  # nobody would look at the certificate any more until it runs out
+                log.exception("certificate-check-failed")
 
     async def _prepare(self) -> ssl.SSLContext:
         """Waits for the API server, if it must: a webhook without a certificate serves nobody."""

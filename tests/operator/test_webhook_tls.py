@@ -3,16 +3,19 @@ look at it, none serves what the API server does not trust."""
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
-from leasekeeper_operator.api import Api
+from cryptography.exceptions import UnsupportedAlgorithm
+from leasekeeper_operator.api import Api, ApiError
 from leasekeeper_operator.certificates import Certificates, renewed, signed
 from leasekeeper_operator.manifests.common import base64_data
 from leasekeeper_operator.settings import Settings
+from leasekeeper_operator.webhook import Webhook
 from leasekeeper_operator.webhook_tls import CHECK_SECONDS, KEEP_SECONDS, Unusable, WebhookTls
 
 from tests.operator.conftest import Cluster
@@ -174,3 +177,27 @@ async def test_by_whom_a_secret_is_kept_for_us_it_is_served_and_never_written(
     assert served_by(one).server == made.server
     assert cluster.get(replicas.namespace, "secret", "given") == before
     assert cluster.names(replicas.namespace, "secret") == ["given"]
+
+
+async def test_whatever_goes_wrong_with_one_look_there_is_a_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The task that looks after the certificate must not end: it would run out unseen."""
+    looks: list[Exception] = []
+
+    class Sick:
+        async def refresh(self) -> None:
+            looks.append(UnsupportedAlgorithm("curve") if looks else ApiError(500, "down"))
+            raise looks[-1]
+
+    monkeypatch.setattr("leasekeeper_operator.webhook.CHECK_SECONDS", 0.0)
+    webhook = Webhook(cast(Api, None), SETTINGS)
+    webhook.tls = cast(WebhookTls, Sick())
+    keeper = asyncio.create_task(webhook.keep_certificates())
+    async with asyncio.timeout(30):
+        while len(looks) < 3:
+            await asyncio.sleep(0)
+    assert not keeper.done()
+    keeper.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await keeper
