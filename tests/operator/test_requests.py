@@ -105,6 +105,24 @@ async def test_new_locks_cost_five_requests_each_and_nothing_that_grows_faster(
         }
 
 
+async def test_locks_that_come_in_a_crowd_are_looked_for_the_less_often_the_more_wait(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+
+    def add(queue: Queue, key: Key, after: float = 0.0) -> None:
+        if key == world.key:
+            pauses.append(after)
+
+    monkeypatch.setattr(Queue, "add", add)
+    monkeypatch.setattr(world.ensembles, "_now", lambda: 0.0)  # the clock stands
+    for waiting, key in zip((0, 500), declare(world, 2), strict=True):
+        monkeypatch.setattr(Queue, "depth", waiting)
+        await world.ensembles.reconcile(world.key)
+        await world.locks.reconcile(key)
+    assert [*dict.fromkeys(pauses)] == [1.0, 3.0]
+
+
 async def test_a_look_at_rest_is_one_call_of_each_node(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
