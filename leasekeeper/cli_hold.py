@@ -3,7 +3,8 @@
 A hold ends in one of these ways; in each, the command has ended before the lock is given back:
 
     the command ends          the lock is given back; its exit status is ours
-    the lock is lost          SIGTERM, and SIGKILL before the lease can end elsewhere; exit 123
+    the lock is lost          SIGTERM, and SIGKILL before another may lead; exit 123
+    asked to give it up       (a step-down, a pause) as by a loss: given back after the time to stop
     SIGTERM, SIGINT, SIGHUP   passed on to the command, which has --grace seconds; then as above
     hold itself is paused     a watcher (cli_watcher.py) stops the command in the same time; 123
     hold itself is killed     the kernel kills the command; the lease runs out
@@ -36,7 +37,7 @@ from leasekeeper.cli_target import (
     read_target,
 )
 from leasekeeper.cli_watcher import LEFT_FOR_THE_KERNEL, Watcher
-from leasekeeper.clock import SystemClock
+from leasekeeper.clock import Clock, Deadline, SystemClock
 from leasekeeper.descendants import Descendants
 from leasekeeper.elector import Elector
 from leasekeeper.lease import LONGEST, Candidate, ConfigurationError, Grant, Renewed, Timings
@@ -110,9 +111,11 @@ def _host_name() -> str:
 class _Listener:
     """The audience of the elector: keeps the grant, and wakes up who waits for it or its end."""
 
-    def __init__(self, watcher: Watcher) -> None:
-        self._watcher = watcher
+    def __init__(self, watcher: Watcher, clock: Clock, time_to_stop: float) -> None:
+        self._watcher, self._clock, self._time_to_stop = watcher, clock, time_to_stop
         self.grant: Grant | None = None
+        self.end: Deadline | None = None
+        """Of a tenure that is over: no later may the command be there."""
         self.won = asyncio.Event()
         self.answered = asyncio.Event()
         self.over = asyncio.Event()
@@ -127,7 +130,12 @@ class _Listener:
     def not_leading(self, why: str) -> None:
         self.why = why
         if self.grant is not None and not self.over.is_set():
-            self._watcher.over(self.grant)
+            now = self._clock.now()
+            # Asked to step down, the elector gives the lease back so much later: most of a renewed
+            # lease is still ahead then.
+            given_back = Deadline(now, self._time_to_stop)
+            self.end = min(self.grant.lease_end, given_back, key=lambda end: end.left(now))
+            self._watcher.over(self.end)
         self.over.set()
 
     def standing_by(self, holder: str | None) -> None:
@@ -179,7 +187,7 @@ class _Hold:
 
     async def run(self) -> int:
         target = self._target
-        listener = _Listener(self._watcher)
+        listener = _Listener(self._watcher, self._clock, self._timings.time_to_stop)
         store = RedlockStore(
             membership=await self._membership(),
             lock=target.lock,
@@ -298,8 +306,8 @@ class _Hold:
     async def _end(self, ended: asyncio.Event, listener: _Listener) -> None:
         """SIGTERM, and SIGKILL after the grace, but in time before anybody else can lead."""
         grace = self._options.grace
-        if listener.over.is_set() and listener.grant is not None:
-            left = listener.grant.lease_end.left(self._clock.now()) - LEFT_FOR_THE_KERNEL
+        if listener.end is not None:
+            left = listener.end.left(self._clock.now()) - LEFT_FOR_THE_KERNEL
             grace = max(0.0, min(grace, left))
             self._below.send(signal.SIGTERM)
             await _first(ended, within=grace)

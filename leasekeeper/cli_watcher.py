@@ -60,14 +60,14 @@ class Watcher:
 
     def renewed(self, grant: Grant) -> None:
         time_to_stop = grant.lease_end.after - grant.deadline.after
-        self._tell(grant, grant.deadline.after + time_to_stop / 4)
+        self._tell(grant.lease_end, grant.deadline.after + time_to_stop / 4)
 
-    def over(self, grant: Grant) -> None:
-        """`hold` knows, and asks the command to end. That is not done twice."""
-        self._tell(grant, grant.lease_end.after)
+    def over(self, end: Deadline) -> None:
+        """`hold` knows, and asks the command to end before `end`. That is not done twice."""
+        self._tell(end, end.after)
 
-    def _tell(self, grant: Grant, stop: float) -> None:
-        began, kill = grant.lease_end.start, grant.lease_end.after - LEFT_FOR_THE_KERNEL
+    def _tell(self, end: Deadline, stop: float) -> None:
+        began, kill = end.start, end.after - LEFT_FOR_THE_KERNEL
         order = _ORDER.pack(began.boot, began.raw, stop, kill, self.command)
         # One that was paused for an hour has a full pipe, one that was killed has none.
         with contextlib.suppress(BlockingIOError, BrokenPipeError):

@@ -17,6 +17,9 @@ from ensemble import Ensemble
 from screen import Screen
 from servers import wait_until
 
+from leasekeeper.lease import Request
+from leasekeeper.redlock import requests, users
+
 
 @pytest.fixture(scope="module")
 def ensemble() -> Iterator[Ensemble]:
@@ -135,6 +138,26 @@ def test_a_command_is_stopped_in_time_also_if_hold_is_paused(cli: Cli, watched: 
     _, err = held.communicate(timeout=PATIENCE)
     assert held.returncode == 123
     assert "the lock is lost" in err
+
+
+def test_who_is_asked_to_step_down_stops_its_command_before_it_gives_the_lock_back(
+    cli: Cli, ensemble: Ensemble
+) -> None:
+    """Most of the renewed lease is ahead, but it is given back after the time to stop. The command
+    ignores SIGTERM, and a grace of 10 s is longer than that.
+    """
+    seen = cli.folder / "seen"
+    held = cli.hold(f"trap '' TERM; echo on; while :; do date +%s.%N >> {seen}; sleep 0.05; done")
+    holder = cli.observed()["holder"]
+    function, *asked = requests.call(cli.lock, Request(1, requests.STEP_DOWN, holder, seconds=20))
+    for node in ensemble.nodes:
+        assert node.server.fcall(function, *asked, user=users.OPERATOR)[0] == "OK"
+    code, out, err = cli.run("hold", "--config", str(cli.config), "--", "date", "+%s.%N")
+    assert code == 0, err
+    _, err = held.communicate(timeout=PATIENCE)
+    assert held.returncode == 123
+    assert "stepped down by request" in err
+    assert float(seen.read_text().split()[-1]) < float(out), "two at work"
 
 
 def test_a_command_is_not_begun_past_the_deadline(cli: Cli) -> None:
