@@ -264,6 +264,7 @@ class _Hold:
             libc.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
             if os.getppid() != parent:
                 os.kill(os.getpid(), signal.SIGKILL)
+            self._watcher.begins(grant)
             # In the last moment before the program is there: any of us may have been paused.
             if grant.deadline.passed(self._clock.now()):
                 raise TimeoutError  # becomes a SubprocessError of the parent

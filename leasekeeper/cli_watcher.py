@@ -58,6 +58,11 @@ class Watcher:
         os.set_blocking(self._words, False)
         self.command = 0
 
+    def begins(self, grant: Grant) -> None:
+        """Said by the process that becomes the command: `hold` may be killed before it can."""
+        self.command = os.getpid()
+        self.renewed(grant)
+
     def renewed(self, grant: Grant) -> None:
         time_to_stop = grant.lease_end.after - grant.deadline.after
         self._tell(grant.lease_end, grant.deadline.after + time_to_stop / 4)
@@ -119,8 +124,9 @@ class _Watch:
         # What came while we were paused counts before what was due: it may be a renewal.
         if select.select([self._orders], [], [], due)[0]:
             data = os.read(self._orders, _ORDER.size * 100)
-            if data:
-                boot, raw, stop, kill, self._below.command = _ORDER.unpack(data[-_ORDER.size :])
+            for boot, raw, stop, kill, command in _ORDER.iter_unpack(data):
+                if command or not boot:  # a renewal may be told before `hold` knows of the command
+                    self._below.command = command
                 self._stop = Deadline(Instant(boot, raw), stop)
                 self._kill = Deadline(Instant(boot, raw), kill)
             return bool(data)

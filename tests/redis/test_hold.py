@@ -186,6 +186,25 @@ def test_what_a_command_started_is_stopped_with_a_hold_that_is_killed(cli: Cli) 
     wait_until(lambda: not running("sleep\0" + "63"), "what the command had started to end")
 
 
+def test_a_watcher_knows_of_the_command_before_hold_does(cli: Cli) -> None:
+    """Hold is killed when the command has begun, and before it could tell anybody."""
+    kill = "from leasekeeper import cli, cli_hold; import os, sys, time\n"
+    kill += "def killed(*_): time.sleep(1); os.kill(os.getpid(), 9)\n"
+    kill += "cli_hold._Hold._watch = killed; sys.exit(cli.main())"
+    script = "sleep 65 & echo on; wait"
+    command = ["hold", "--config", str(cli.config), "--", "sh", "-c", script]
+    run = subprocess.run(
+        [sys.executable, "-c", kill, *command],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE,  # less than the command takes that would keep the output open
+    )
+    assert (run.returncode, run.stdout) == (-signal.SIGKILL, "on\n")
+    wait_until(lambda: not running("sleep\0" + "65"), "what the command had started to end")
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_no_watcher_stays_behind(cli: Cli, number: signal.Signals) -> None:
     held = cli.hold("echo on; exec sleep 64")
