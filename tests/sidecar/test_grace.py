@@ -57,6 +57,26 @@ def test_a_grace_longer_than_the_time_to_stop_ends_with_it_and_that_is_said(real
     assert "another may lead 2.50 s after a loss" in process.stderr.read()
 
 
+@pytest.mark.parametrize(("before", "after"), [(60, 2.5), (2.5, 60)])
+def test_a_time_to_stop_that_changes_while_a_command_runs_is_the_shorter_one(
+    real: Volume, before: float, after: float
+) -> None:
+    """The lock was edited, and the sidecar begins again and goes on with its tenure."""
+    log = real.path / "log"
+    real.file.say_time_to_stop(before)
+    real.file.say(real.claim())
+    process = real.spawn("--grace", "60", "sh", "-c", STUBBORN.format(log))
+    wait_for(log, "begun\n")
+    real.file.say_time_to_stop(after)
+    process.terminate()
+    wait_for(log, "told\n")
+    real.file.say_no(NOBODY)
+    try:
+        assert process.wait(30) == 128 + signal.SIGKILL
+    finally:
+        process.kill()
+
+
 def test_a_grace_that_fits_is_not_talked_about(real: Volume) -> None:
     real.file.say_time_to_stop(4.84)
     real.file.say(real.claim())
