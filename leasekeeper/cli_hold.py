@@ -152,7 +152,7 @@ def run(options: argparse.Namespace) -> int:
         if not options.name or "/" in options.name or re.search(r"\s", options.name):
             raise ConfigurationError("--name must not be empty nor contain a slash or a space")
         target = read_target(options)
-        below, on_a_terminal = Descendants(), sys.stdin.isatty()
+        below, on_a_terminal = Descendants(), os.isatty(0)
         watcher = Watcher(below, grace=options.grace, group=not on_a_terminal)
         hold = _Hold(options, target, below, watcher, on_a_terminal=on_a_terminal)
         code = asyncio.run(hold.run())

@@ -43,6 +43,7 @@ class Watcher:
 
     def __init__(self, below: Descendants, *, grace: float, group: bool) -> None:
         """`group`: the command has a process group of its own."""
+        _fill_the_standard_files()
         orders, self._orders = os.pipe()
         self._words, words = os.pipe()
         if os.fork() == 0:
@@ -89,6 +90,17 @@ class Watcher:
         with contextlib.suppress(BlockingIOError, BrokenPipeError):
             os.write(self._orders, bytes(_ORDER.size))
         os.close(self._orders)
+
+
+def _fill_the_standard_files() -> None:
+    """One that is closed (`hold ... <&-`) is the number that our next pipe would get: the watcher
+    would take it for a standard file, close it, and be gone.
+    """
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free, and not the command's
 
 
 class _Watch:

@@ -205,6 +205,26 @@ def test_a_watcher_knows_of_the_command_before_hold_does(cli: Cli) -> None:
     wait_until(lambda: not running("sleep\0" + "65"), "what the command had started to end")
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_hold_without_standard_files_is_watched_too(cli: Cli, closed: str) -> None:
+    """As some start daemons. Their numbers would be those of what hold and its watcher talk by."""
+    begun = cli.folder / "begun"
+    hold = [sys.executable, "-m", "leasekeeper.cli", "hold", "--config", str(cli.config)]
+    command = ["--", "sh", "-c", f"touch {begun}; exec sleep 66"]
+    shell = ["sh", "-c", f'exec "$@" {closed}', "sh"]
+    with subprocess.Popen([*shell, *hold, *command], stdin=subprocess.DEVNULL) as held:
+        try:
+            wait_until(begun.exists, "the command")
+            watcher = watcher_of(held.pid)
+            held.send_signal(signal.SIGSTOP)
+            wait_until(lambda: not running("sleep\0" + "66"), "the watcher to stop it")
+            assert Path(f"/proc/{watcher}").exists()
+        finally:
+            held.send_signal(signal.SIGCONT)
+            held.terminate()
+    assert held.returncode == 123
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_no_watcher_stays_behind(cli: Cli, number: signal.Signals) -> None:
     held = cli.hold("echo on; exec sleep 64")
