@@ -57,7 +57,9 @@ def test_a_command_is_stopped_when_the_sidecar_stands_still(real: Volume) -> Non
     """Known bug 29: nobody says no, the deadline does."""
     log = real.path / "log"
     real.file.say(real.claim(8))
-    process = real.spawn("sh", "-c", f"trap 'echo stopped > {log}; exit' TERM; sleep 1000 & wait")
+    process = real.spawn(
+        "sh", "-c", f"trap 'kill $!; echo stopped > {log}; exit' TERM; sleep 1000 & wait"
+    )
     try:
         wait_for(log, "stopped\n")
         assert process.poll() is None
@@ -90,7 +92,7 @@ def test_a_command_that_does_not_listen_is_killed_after_the_grace(real: Volume) 
 def test_a_command_is_waited_for_though_the_sidecar_came_later(real: Volume) -> None:
     """It finds `busy` when it needs it, and not only when it starts."""
     log = real.path / "log"
-    process = real.spawn("sh", "-c", f"echo begun > {log}; sleep 600")
+    process = real.spawn("sh", "-c", f"echo begun > {log}; exec sleep 600")
     try:
         time.sleep(0.4)
         busy = Busy(str(real.path))
