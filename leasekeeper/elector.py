@@ -29,7 +29,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from leasekeeper.clock import Clock, Instant
+from leasekeeper.clock import Clock, Deadline, Instant
 from leasekeeper.lease import (
     Acquired,
     Grant,
@@ -219,8 +219,7 @@ class Elector:
     async def _stand_by(self, stay_out: float) -> Grant | None:
         """Tries until the lock is ours; none: stopped."""
         self.state = State.STANDBY
-        self._turn(stay_out)
-        await self._sleep(stay_out)
+        await self._stay_out(stay_out)
         while not self._stop.is_set():
             self._turn(self._timings.renew_deadline)
             if self._withdrawn is not None:
@@ -234,6 +233,18 @@ class Elector:
             self._audience.standing_by(outcome.by if isinstance(outcome, Held) else None)
             await self._wait_for_a_chance(outcome)
         return None
+
+    async def _stay_out(self, seconds: float) -> None:
+        end = Deadline(self._clock.now(), seconds)
+        # A look takes two periods at most.
+        while end.left(self._clock.now()) > 2 * self._timings.retry_period:
+            if self._stop.is_set():
+                return
+            self._turn(self._timings.renew_deadline)
+            await self._look_on()
+        left = end.left(self._clock.now())
+        self._turn(left)
+        await self._sleep(left)
 
     async def _wait_for_a_chance(self, outcome: Acquired) -> None:
         assert not isinstance(outcome, Grant)
