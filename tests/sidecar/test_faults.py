@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 import random
 import signal
@@ -12,10 +13,12 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from leasekeeper_sidecar.leader_file import PROGRAMS
 from servers import wait_until
 
 if TYPE_CHECKING:
@@ -136,9 +139,14 @@ def test_a_sidecar_killed_again_and_again_never_makes_two_leaders(cast: Cast, wa
 def small_volume(tmp_path: Path) -> Iterator[Callable[[Path], None]]:
     mounted: list[Path] = []
 
+    programs = files("leasekeeper_sidecar") / "programs"
+    pages = sum(-(-len((programs / name).read_bytes()) // mmap.PAGESIZE) for name in PROGRAMS)
+    # And one each: leader, leader.env, time-to-stop, what is written aside, ballast.
+    size = (pages + 5) * mmap.PAGESIZE
+
     def mount(path: Path) -> None:
-        # Seven pages: room for the files and programs, and for a little more.
-        command = ["mount", "-t", "tmpfs", "-o", "size=28k,mode=755", "lk-test", str(path)]
+        options = f"size={size},mode=755"
+        command = ["mount", "-t", "tmpfs", "-o", options, "lk-test", str(path)]
         if subprocess.run(command, capture_output=True, check=False).returncode:
             pytest.skip("no right to mount a small volume")
         mounted.append(path)
