@@ -315,6 +315,7 @@ class LockUsers:
             complete = await self._bring(ensemble, state, nodes, sight.id)
         except NodeError as error:
             # The node will be Unreachable or Closed at the next look; the others go on.
+            state.knows[sight.id] = {}  # it may be another memory than the one that was told
             log.warning(
                 'users-not-told ensemble=%s node=%s error="%s"', ensemble.key, sight.id, error
             )
@@ -345,7 +346,8 @@ class LockUsers:
             await nodes.set_users(node, new)
             log.info("users-set ensemble=%s node=%s locks=%s", ensemble.key, node, ",".join(new))
         for lock in present.keys() - wanted.keys():
-            state.dirty |= await self._all.look_again(lock)
+            if await self._all.look_again(lock):
+                state.dirty = True  # and never `|=`: others may have said so meanwhile
             asking = self._all.get(lock)
             if lock in state.departing or asking is None or not asking.belongs(ensemble):
                 await nodes.delete_user(node, lock)

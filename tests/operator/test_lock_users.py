@@ -414,6 +414,19 @@ def test_an_old_password_goes_from_one_node_at_a_time(world: World) -> None:
     assert world.users.told(ensemble.key, "shop/orders", digests_of(new))
 
 
+def test_a_node_that_could_not_be_told_anew_knows_nothing(world: World) -> None:
+    """It may have lost its memory, and with it the new password that everybody shall use next."""
+    lock, ensemble = Lock.parse(world.make_lock()), Ensemble.parse(world.ensemble)
+    known = digests_of(Rotating("secret-of-orders"))
+    assert world.users.told(ensemble.key, lock.full_name, known)
+    world.silent = {"1"}
+    world.sync(lock_users.RECHECK_SECONDS)
+    assert not world.users.told(ensemble.key, lock.full_name, known)
+    world.silent = set()
+    world.sync()
+    assert world.users.told(ensemble.key, lock.full_name, known)
+
+
 # -- what the locks' reconciler tells, instead of a reading of all locks --------------------------
 
 
@@ -439,6 +452,28 @@ def test_a_lock_that_goes_is_cut_off_without_a_reading_of_all(world: World) -> N
     assert world.in_file == {"shop/stays"}
     assert all({*users} == {"shop/stays"} for users in world.on_nodes.values())
     assert world.readings == before
+
+
+def test_what_is_told_while_a_node_is_brought_up_to_date_is_not_forgotten(world: World) -> None:
+    """A lock that comes while the API server is asked about a user that nobody knows."""
+    world.publish("new")
+    lock, ensemble = world.make_lock("new"), Ensemble.parse(world.ensemble)
+    ask = world.get
+
+    async def asked(kind: Kind, namespace: str, name: str) -> Object | None:
+        if (kind.name, name) == ("DistributedLock", "stranger"):
+            world.users.seen(lock)
+            world.users.published(ensemble, world.secret("new"))
+            await asyncio.sleep(0)
+        return await ask(kind, namespace, name)
+
+    world.get = asked  # type: ignore[method-assign]
+    world.on_nodes["0"]["shop/stranger"] = frozenset()
+    world.sync(lock_users.RECHECK_SECONDS, changed=False)
+    assert "shop/stranger" not in world.on_nodes["0"]
+    assert "shop/new" not in world.in_file, "it came too late for this look"
+    world.sync(changed=False)
+    assert "shop/new" in world.in_file
 
 
 def test_nobody_is_cut_off_by_hearsay(world: World) -> None:
