@@ -208,6 +208,25 @@ def test_an_old_copy_of_the_file_lets_nobody_in_who_leads_elsewhere(world: World
     assert "shop/orders" not in known_locks(world.users_secret)
 
 
+def test_a_new_pod_with_an_old_copy_of_the_file_is_waited_for_again(world: World) -> None:
+    """Node 2 has not read it yet: together they would be a quorum that lets in who left."""
+    old = edition_in(world.users_secret)
+    move(world, with_secret=True)
+    world.sync()
+    world.agents_read("01")
+    world.sync(lock_users.RECHECK_SECONDS)
+    world.editions["1"] = old
+    for _ in range(10):
+        world.sync(30)
+    assert "shop/orders" in known_locks(world.users_secret)
+    world.agents_read("1")
+    world.sync(lock_users.RECHECK_SECONDS)
+    world.sync(31)
+    assert "shop/orders" in known_locks(world.users_secret)
+    world.sync(1)
+    assert "shop/orders" not in known_locks(world.users_secret)
+
+
 def test_an_edition_is_never_used_twice(world: World) -> None:
     """What an agent has read proves nothing about another file of the same number."""
     first = edition_in(world.users_secret)
