@@ -286,9 +286,11 @@ class LockUsers:
         wanted = {}
         for lock, secret in state.given.items():
             asking = self._all.get(lock)
+            if asking is None or not ensemble.allows(asking.namespace):
+                continue  # whoever published it may have known an older spec of the ensemble
             # A lock whose default ensemble became another one stays where it was published; one
             # that was deleted and made again elsewhere does not own its predecessor's Secret.
-            if asking is not None and (secret.uid == asking.uid or asking.belongs(ensemble)):
+            if secret.uid == asking.uid or asking.belongs(ensemble):
                 wanted[lock] = secret.digests
         for lock, digests in known.items():
             asking = self._all.get(lock)

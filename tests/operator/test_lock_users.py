@@ -373,6 +373,17 @@ def test_a_namespace_that_is_no_longer_allowed_is_cut_off_and_can_come_back(worl
         assert {*world.users.locks(ensemble_key(*PLACE))} == {("shop", "orders"), ("shop", "stays")}
 
 
+def test_who_published_by_an_older_spec_lets_nobody_in_who_is_not_allowed(world: World) -> None:
+    before = Ensemble.parse(world.ensemble)
+    world.ensemble["spec"]["allowedNamespaces"] = []
+    world.ensemble["metadata"]["generation"] = 2
+    world.sync(changed=False)
+    world.users.published(before, world.secret())
+    world.sync(changed=False)
+    assert world.in_file == set()
+    assert not any(world.on_nodes.values())
+
+
 def test_an_open_node_that_slept_through_a_total_loss_is_not_counted() -> None:
     def sight(id: str, life: str, generation: int) -> Sight:
         view = NodeView(id=id, life=life, open=True, generation=generation)
