@@ -256,6 +256,9 @@ class LockUsers:
                 await self._look_again(ensemble, state, lock)
             wanted = self._wanted(ensemble, state, known)
         new = wanted.keys() - named
+        # For `elsewhere`, and before anything is waited for: a lock that leaves while nodes are
+        # taught is named here all the same, until the next look.
+        state.naming |= new
         if not await teacher.teach(
             {lock: g.above for lock, g in state.given.items() if lock in new}
         ):

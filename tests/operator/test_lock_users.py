@@ -569,6 +569,29 @@ def test_a_lock_is_elsewhere_as_soon_as_we_write_it_there(world: World) -> None:
     assert world.readings == before  # a thousand new locks are not a thousand readings
 
 
+def test_a_lock_is_elsewhere_while_nodes_are_taught_of_it(world: World) -> None:
+    """Which a node that hangs makes long: deleted meanwhile, and made again on another ensemble, it
+    is named here for a look all the same, and who was let in by that may lead."""
+    other, said = ensemble_key("store", "other"), []
+    teach = world.teach
+
+    async def taught(node: str, life: str, least: Mapping[str, int]) -> Answered:
+        for kind, name in (("DistributedLock", "new"), ("Secret", "leasekeeper-new")):
+            world.objects.pop((kind, "shop", name), None)
+        world.users.gone("shop/new")
+        world.users.withdrawn("shop/new")
+        said.append(await world.users.elsewhere("shop/new", other))
+        return await teach(node, life, least)
+
+    world.publish_at(PUBLISHED)
+    world.teach = taught  # type: ignore[method-assign]
+    world.sync()
+    assert said == [ensemble_key(*PLACE)] * 3
+    world.sync()
+    assert "shop/new" not in world.in_file
+    assert "shop/new" in known_locks(world.users_secret)
+
+
 # -- what tokens of a new lock begin above --------------------------------------------------------
 
 PUBLISHED = "2026-11-19T01:02:03Z"
