@@ -88,6 +88,8 @@ def advance(current: Material | None, offer: Offer, now: datetime) -> Material:
         if settled < SETTLE and not any(signed(current.cert, ca) for ca in offered):
             return current
         return Material(current.trusted, offer.cert, offer.key, now)
+    if current.key != offer.key:  # of one certificate there is one key: somebody spoilt it by hand
+        return replace(current, key=offer.key)
     if {*known} != {*offered} and settled >= KEEP:
         return replace(current, trusted=_bundle(offered), since=now)
     return current

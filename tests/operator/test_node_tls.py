@@ -27,6 +27,7 @@ from leasekeeper_operator.tls import KEEP, SETTLE, Material, Offer, advance, obj
 
 from tests.operator.conftest import Cluster
 from tests.operator.real_world import World, candidate
+from tests.operator.samples import ensemble
 from tests.sidecar.conftest import Pod, Watcher
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -68,6 +69,17 @@ def test_a_new_ca_is_trusted_before_its_certificate_is_used_and_the_old_one_goes
     assert second == Material(old.ca + new.ca, new.cert, new.key, later)
     assert advance(second, new, later + KEEP / 2) == second
     assert advance(second, new, later + KEEP).trusted == new.ca
+
+
+@pytest.mark.parametrize("key", ["tls.crt", "tls.key", "ca.crt"])
+@pytest.mark.parametrize("nonsense", [b"", b"nonsense", b"\xff\xfe"])
+def test_what_somebody_spoilt_in_the_nodes_own_secret_comes_back(key: str, nonsense: bytes) -> None:
+    offer = offered()
+    secret = tls._tls_object(ensemble(), used(offer))
+    secret["data"][key] = base64.b64encode(nonsense).decode()
+    assert advance(tls.material_in(secret), offer, NOW + KEEP) in (
+        Material(offer.ca, offer.cert, offer.key, when) for when in (NOW, NOW + KEEP)
+    )
 
 
 TODAY = datetime.now(UTC)
