@@ -6,8 +6,8 @@
 An agent that begins again lets in whom its mounted copy names, and the kubelet brings a newer one
 when it can: in a minute, or much later, if it does not reach the API server. So it is not the time
 that counts, but that agents say (`users.EDITION`) that they have read the file: from then on they
-read no earlier one. Those of the version before say nothing, and are waited for until they are
-rolled.
+read no earlier one. A new pod of a node may: then its agent says so, and is waited for again. Those
+of the version before say nothing, and are waited for until they are rolled.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ class Departures(dict[str, Departing]):
     def time(self, membership: Membership, now: float) -> None:
         enough = len(membership.nodes) - membership.quorum + 1
         for departing in self.values():
-            if departing.since is None and len(departing.cut_off_on) >= enough:
+            if len(departing.cut_off_on) < enough:
+                departing.since = None
+            elif departing.since is None:
                 departing.since = now
 
     def cut_off(self, node: str, before: Container[str], edition: int) -> None:
@@ -51,5 +53,7 @@ class Departures(dict[str, Departing]):
         for lock, departing in self.items():
             if edition >= departing.edition:
                 departing.cut_off_on.add(node)
+            else:
+                departing.cut_off_on.discard(node)
             if lock in before:  # until now it could vote for it: an old file, maybe
                 departing.since = None

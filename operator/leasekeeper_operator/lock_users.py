@@ -256,6 +256,9 @@ class LockUsers:
                 await self._look_again(ensemble, state, lock)
             wanted = self._wanted(ensemble, state, known)
         new = wanted.keys() - named
+        # For `elsewhere`, and before anything is waited for: a lock that leaves while nodes are
+        # taught is named here all the same, until the next look.
+        state.naming |= new
         if not await teacher.teach(
             {lock: g.above for lock, g in state.given.items() if lock in new}
         ):
@@ -286,9 +289,11 @@ class LockUsers:
         wanted = {}
         for lock, secret in state.given.items():
             asking = self._all.get(lock)
+            if asking is None or not ensemble.allows(asking.namespace):
+                continue  # whoever published it may have known an older spec of the ensemble
             # A lock whose default ensemble became another one stays where it was published; one
             # that was deleted and made again elsewhere does not own its predecessor's Secret.
-            if asking is not None and (secret.uid == asking.uid or asking.belongs(ensemble)):
+            if secret.uid == asking.uid or asking.belongs(ensemble):
                 wanted[lock] = secret.digests
         for lock, digests in known.items():
             asking = self._all.get(lock)
@@ -315,6 +320,7 @@ class LockUsers:
             complete = await self._bring(ensemble, state, nodes, sight.id)
         except NodeError as error:
             # The node will be Unreachable or Closed at the next look; the others go on.
+            state.knows[sight.id] = {}  # it may be another memory than the one that was told
             log.warning(
                 'users-not-told ensemble=%s node=%s error="%s"', ensemble.key, sight.id, error
             )
@@ -345,7 +351,8 @@ class LockUsers:
             await nodes.set_users(node, new)
             log.info("users-set ensemble=%s node=%s locks=%s", ensemble.key, node, ",".join(new))
         for lock in present.keys() - wanted.keys():
-            state.dirty |= await self._all.look_again(lock)
+            if await self._all.look_again(lock):
+                state.dirty = True  # and never `|=`: others may have said so meanwhile
             asking = self._all.get(lock)
             if lock in state.departing or asking is None or not asking.belongs(ensemble):
                 await nodes.delete_user(node, lock)

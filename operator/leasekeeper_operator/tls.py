@@ -41,6 +41,16 @@ SETTLE = timedelta(minutes=10)
 an API server that is slow, and for locks whose turn comes late."""
 KEEP = timedelta(hours=1)
 ANNOTATION_SINCE = "leasekeeper.dev/trusted-since"
+_UNREADABLE = (
+    ValueError,
+    TypeError,
+    UnsupportedAlgorithm,
+    x509.ExtensionNotFound,
+    x509.DuplicateExtension,
+    x509.UnsupportedGeneralNameType,
+)
+"""What the library has no common base for. One that is not caught would keep the ensemble from all
+else: from births, from users, and from its status."""
 _PEM = re.compile(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
 
 
@@ -78,6 +88,8 @@ def advance(current: Material | None, offer: Offer, now: datetime) -> Material:
         if settled < SETTLE and not any(signed(current.cert, ca) for ca in offered):
             return current
         return Material(current.trusted, offer.cert, offer.key, now)
+    if current.key != offer.key:  # of one certificate there is one key: somebody spoilt it by hand
+        return replace(current, key=offer.key)
     if {*known} != {*offered} and settled >= KEEP:
         return replace(current, trusted=_bundle(offered), since=now)
     return current
@@ -99,7 +111,7 @@ def objection(offer: Offer, hosts: Sequence[str], now: datetime) -> str:
         key = serialization.load_pem_private_key(offer.key.encode(), password=None)
         alternatives = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
         public = certificate.public_key()
-    except (ValueError, TypeError, UnsupportedAlgorithm, x509.ExtensionNotFound) as wrong:
+    except _UNREADABLE as wrong:
         return f"tls.crt or tls.key cannot be read ({type(wrong).__name__})"
     if public != key.public_key():
         return "tls.key is not the key of tls.crt"

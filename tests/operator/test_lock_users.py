@@ -208,6 +208,25 @@ def test_an_old_copy_of_the_file_lets_nobody_in_who_leads_elsewhere(world: World
     assert "shop/orders" not in known_locks(world.users_secret)
 
 
+def test_a_new_pod_with_an_old_copy_of_the_file_is_waited_for_again(world: World) -> None:
+    """Node 2 has not read it yet: together they would be a quorum that lets in who left."""
+    old = edition_in(world.users_secret)
+    move(world, with_secret=True)
+    world.sync()
+    world.agents_read("01")
+    world.sync(lock_users.RECHECK_SECONDS)
+    world.editions["1"] = old
+    for _ in range(10):
+        world.sync(30)
+    assert "shop/orders" in known_locks(world.users_secret)
+    world.agents_read("1")
+    world.sync(lock_users.RECHECK_SECONDS)
+    world.sync(31)
+    assert "shop/orders" in known_locks(world.users_secret)
+    world.sync(1)
+    assert "shop/orders" not in known_locks(world.users_secret)
+
+
 def test_an_edition_is_never_used_twice(world: World) -> None:
     """What an agent has read proves nothing about another file of the same number."""
     first = edition_in(world.users_secret)
@@ -354,6 +373,17 @@ def test_a_namespace_that_is_no_longer_allowed_is_cut_off_and_can_come_back(worl
         assert {*world.users.locks(ensemble_key(*PLACE))} == {("shop", "orders"), ("shop", "stays")}
 
 
+def test_who_published_by_an_older_spec_lets_nobody_in_who_is_not_allowed(world: World) -> None:
+    before = Ensemble.parse(world.ensemble)
+    world.ensemble["spec"]["allowedNamespaces"] = []
+    world.ensemble["metadata"]["generation"] = 2
+    world.sync(changed=False)
+    world.users.published(before, world.secret())
+    world.sync(changed=False)
+    assert world.in_file == set()
+    assert not any(world.on_nodes.values())
+
+
 def test_an_open_node_that_slept_through_a_total_loss_is_not_counted() -> None:
     def sight(id: str, life: str, generation: int) -> Sight:
         view = NodeView(id=id, life=life, open=True, generation=generation)
@@ -414,6 +444,19 @@ def test_an_old_password_goes_from_one_node_at_a_time(world: World) -> None:
     assert world.users.told(ensemble.key, "shop/orders", digests_of(new))
 
 
+def test_a_node_that_could_not_be_told_anew_knows_nothing(world: World) -> None:
+    """It may have lost its memory, and with it the new password that everybody shall use next."""
+    lock, ensemble = Lock.parse(world.make_lock()), Ensemble.parse(world.ensemble)
+    known = digests_of(Rotating("secret-of-orders"))
+    assert world.users.told(ensemble.key, lock.full_name, known)
+    world.silent = {"1"}
+    world.sync(lock_users.RECHECK_SECONDS)
+    assert not world.users.told(ensemble.key, lock.full_name, known)
+    world.silent = set()
+    world.sync()
+    assert world.users.told(ensemble.key, lock.full_name, known)
+
+
 # -- what the locks' reconciler tells, instead of a reading of all locks --------------------------
 
 
@@ -439,6 +482,28 @@ def test_a_lock_that_goes_is_cut_off_without_a_reading_of_all(world: World) -> N
     assert world.in_file == {"shop/stays"}
     assert all({*users} == {"shop/stays"} for users in world.on_nodes.values())
     assert world.readings == before
+
+
+def test_what_is_told_while_a_node_is_brought_up_to_date_is_not_forgotten(world: World) -> None:
+    """A lock that comes while the API server is asked about a user that nobody knows."""
+    world.publish("new")
+    lock, ensemble = world.make_lock("new"), Ensemble.parse(world.ensemble)
+    ask = world.get
+
+    async def asked(kind: Kind, namespace: str, name: str) -> Object | None:
+        if (kind.name, name) == ("DistributedLock", "stranger"):
+            world.users.seen(lock)
+            world.users.published(ensemble, world.secret("new"))
+            await asyncio.sleep(0)
+        return await ask(kind, namespace, name)
+
+    world.get = asked  # type: ignore[method-assign]
+    world.on_nodes["0"]["shop/stranger"] = frozenset()
+    world.sync(lock_users.RECHECK_SECONDS, changed=False)
+    assert "shop/stranger" not in world.on_nodes["0"]
+    assert "shop/new" not in world.in_file, "it came too late for this look"
+    world.sync(changed=False)
+    assert "shop/new" in world.in_file
 
 
 def test_nobody_is_cut_off_by_hearsay(world: World) -> None:
@@ -502,6 +567,29 @@ def test_a_lock_is_elsewhere_as_soon_as_we_write_it_there(world: World) -> None:
     assert elsewhere("shop/never") is None
     assert asyncio.run(world.users.elsewhere("shop/new", ensemble_key(*PLACE))) is None
     assert world.readings == before  # a thousand new locks are not a thousand readings
+
+
+def test_a_lock_is_elsewhere_while_nodes_are_taught_of_it(world: World) -> None:
+    """Which a node that hangs makes long: deleted meanwhile, and made again on another ensemble, it
+    is named here for a look all the same, and who was let in by that may lead."""
+    other, said = ensemble_key("store", "other"), []
+    teach = world.teach
+
+    async def taught(node: str, life: str, least: Mapping[str, int]) -> Answered:
+        for kind, name in (("DistributedLock", "new"), ("Secret", "leasekeeper-new")):
+            world.objects.pop((kind, "shop", name), None)
+        world.users.gone("shop/new")
+        world.users.withdrawn("shop/new")
+        said.append(await world.users.elsewhere("shop/new", other))
+        return await teach(node, life, least)
+
+    world.publish_at(PUBLISHED)
+    world.teach = taught  # type: ignore[method-assign]
+    world.sync()
+    assert said == [ensemble_key(*PLACE)] * 3
+    world.sync()
+    assert "shop/new" not in world.in_file
+    assert "shop/new" in known_locks(world.users_secret)
 
 
 # -- what tokens of a new lock begin above --------------------------------------------------------

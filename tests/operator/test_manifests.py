@@ -74,6 +74,14 @@ def test_half_of_the_memory_limit_is_for_locks(limit: str | int, said: str) -> N
     assert f"\nmaxmemory {said}\n" in text(secret, "server.conf")
 
 
+@pytest.mark.parametrize("limit", ["1e999999999", "NaN", "Infinity", "-1Gi", 0])
+def test_a_limit_that_is_no_amount_of_memory_stops_nobody(limit: str | int) -> None:
+    """The API server refuses most of them in the StatefulSet, and the status says so; who writes
+    out the first one needs all memory there is, and hours."""
+    secret = objects(resources={"limits": {"memory": limit}})["Secret", "main-server"]
+    assert "\nmaxmemory 64mb\n" in text(secret, "server.conf")
+
+
 def test_a_careless_rollout_restart_restarts_nothing() -> None:
     assert objects()["StatefulSet", "main-0"]["spec"]["updateStrategy"] == {"type": "OnDelete"}
 

@@ -7,6 +7,7 @@ import asyncio
 import base64
 import json
 import os
+import ssl
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -17,7 +18,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
+from cryptography.x509.oid import ExtensionOID, NameOID
 from ensemble import Ensemble as RealNodes
 from leasekeeper_operator import tls
 from leasekeeper_operator.api import Api
@@ -26,6 +27,7 @@ from leasekeeper_operator.tls import KEEP, SETTLE, Material, Offer, advance, obj
 
 from tests.operator.conftest import Cluster
 from tests.operator.real_world import World, candidate
+from tests.operator.samples import ensemble
 from tests.sidecar.conftest import Pod, Watcher
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -67,6 +69,17 @@ def test_a_new_ca_is_trusted_before_its_certificate_is_used_and_the_old_one_goes
     assert second == Material(old.ca + new.ca, new.cert, new.key, later)
     assert advance(second, new, later + KEEP / 2) == second
     assert advance(second, new, later + KEEP).trusted == new.ca
+
+
+@pytest.mark.parametrize("key", ["tls.crt", "tls.key", "ca.crt"])
+@pytest.mark.parametrize("nonsense", [b"", b"nonsense", b"\xff\xfe"])
+def test_what_somebody_spoilt_in_the_nodes_own_secret_comes_back(key: str, nonsense: bytes) -> None:
+    offer = offered()
+    secret = tls._tls_object(ensemble(), used(offer))
+    secret["data"][key] = base64.b64encode(nonsense).decode()
+    assert advance(tls.material_in(secret), offer, NOW + KEEP) in (
+        Material(offer.ca, offer.cert, offer.key, when) for when in (NOW, NOW + KEEP)
+    )
 
 
 TODAY = datetime.now(UTC)
@@ -124,6 +137,25 @@ pHejyCrxJs4VxtXBTeo1AhUAs+izyNeXhXl0AG8Cb6K2u4WeVvg=
 """
 """On secp160k1, which OpenSSL can make and the library does not know."""
 
+
+def twice() -> str:
+    """With two lists of alternative names, which no library makes: the second was another one."""
+    good = x509.load_pem_x509_certificate(GOOD.cert.encode())
+    (names,) = [e.value for e in good.extensions if e.oid == ExtensionOID.SUBJECT_ALTERNATIVE_NAME]
+    key = ec.generate_private_key(ec.SECP256R1())
+    made = (
+        x509.CertificateBuilder(good.issuer, good.subject, key.public_key())
+        .serial_number(1)
+        .not_valid_before(TODAY)
+        .not_valid_after(TODAY + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(x509.IssuerAlternativeName(names), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    der = made.public_bytes(serialization.Encoding.DER)
+    return ssl.DER_cert_to_PEM_cert(der.replace(b"\x55\x1d\x12", b"\x55\x1d\x11"))
+
+
 UNREADABLE_CA = "ca.crt has a certificate in it that cannot be read"
 REFUSED = "a client that trusts ca.crt would refuse tls.crt: "
 
@@ -151,6 +183,10 @@ REFUSED = "a client that trusts ca.crt would refuse tls.crt: "
         (
             replace(GOOD, cert=ODD_CURVE),
             "tls.crt or tls.key cannot be read (UnsupportedAlgorithm)",
+        ),
+        (
+            replace(GOOD, cert=twice()),
+            "tls.crt or tls.key cannot be read (DuplicateExtension)",
         ),
     ],
 )

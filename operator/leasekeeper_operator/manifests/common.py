@@ -31,8 +31,12 @@ def base64_data(**values: str) -> dict[str, str]:
 
 
 def text_of(secret: Object, key: str, errors: str = "strict") -> str:
-    """A value of a Secret; empty if it is not there."""
-    return base64.b64decode(secret.get("data", {}).get(key, "")).decode(errors=errors)
+    """A value of a Secret; empty if it is not there. If strict, also if it is no text: somebody
+    wrote it by hand, and it is made anew as if he had taken it away."""
+    try:
+        return base64.b64decode(secret.get("data", {}).get(key, "")).decode(errors=errors)
+    except UnicodeDecodeError:
+        return ""
 
 
 def selector(ensemble: Ensemble, node_id: str | None = None) -> dict[str, str]:

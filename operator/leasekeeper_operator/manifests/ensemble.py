@@ -22,19 +22,30 @@ ANNOTATION_LONGEST = "leasekeeper.dev/longest-lease-seconds"
 LONGEST_EVER = 7200.0  # the largest quarantine that the CRD takes
 
 USUAL_LIMIT = "128Mi"  # the CRD's default
+MOST_BYTES = 2**63 - 1  # a larger quantity is this one to the API server
 
 
 def max_memory(resources: Object) -> str:
     """Half of a server's memory limit: connections may take half as much again, and a server that
     the kernel kills has lost its memory."""
-    from kubernetes.utils.quantity import parse_quantity  # here: it costs a fifth of a second
-
     said = resources.get("limits", {}).get("memory", USUAL_LIMIT)
     try:
-        limit = parse_quantity(said)  # type: ignore[no-untyped-call]
-    except ValueError:  # the API server says what is wrong with it, when it sees the StatefulSet
-        limit = parse_quantity(USUAL_LIMIT)  # type: ignore[no-untyped-call]
-    return f"{max(1, int(limit) // 2**21)}mb"
+        limit = _bytes(said)
+    except (ValueError, ArithmeticError):
+        # The API server says what is wrong with it, when it sees the StatefulSet.
+        limit = _bytes(USUAL_LIMIT)
+    return f"{max(1, limit // 2**21)}mb"
+
+
+def _bytes(quantity: str | int) -> int:
+    """The CRD takes any text here. A number of a few letters, such as 1e999999999, would keep the
+    whole operator busy for ever when it is written out."""
+    from kubernetes.utils.quantity import parse_quantity  # here: it costs a fifth of a second
+
+    number = parse_quantity(quantity)  # type: ignore[no-untyped-call]
+    if not 0 < number <= MOST_BYTES:
+        raise ValueError(f"{quantity} is no amount of memory")
+    return int(number)
 
 
 def server_conf(
