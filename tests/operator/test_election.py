@@ -394,7 +394,8 @@ async def test_a_leader_frozen_past_its_lease_writes_nothing_and_comes_back_as_a
     pair.cluster.lock(pair.leader.namespace, "after")
     await eventually(
         lambda: pair.leader.cluster.get(pair.leader.namespace, "secret", "leasekeeper-after"),
-        "the lock",
+        "the lock, after all that there are",
+        patience=90,
     )
     wrote = [write for write in pair.writes() if "leasekeeper-after" in write.what]
     assert {write.account for write in wrote} == {pair.leader.account}
