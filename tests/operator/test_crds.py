@@ -145,6 +145,12 @@ ENSEMBLE_REFUSALS: list[tuple[Object, str]] = [
     ),
     ({"allowedNamespaces": ["a*"]}, "spec.allowedNamespaces[0] in body should match"),
     ({"image": ""}, "spec.image in body should be at least 1 chars"),
+    (
+        # The API server itself would count it out, for minutes, and so would who asks it to.
+        {"resources": {"limits": {"memory": "1e999999999"}}},
+        "spec.resources.limits.memory in body should match",
+    ),
+    ({"agentResources": {"requests": {"cpu": "NaN"}}}, "requests.cpu in body should match"),
     ({"imagePullPolicy": "Sometimes"}, 'Unsupported value: "Sometimes"'),
 ]
 
