@@ -115,7 +115,7 @@ def test_one_sidecar_holds_two_locks_each_on_its_own(site: Site, recorder: Recor
 def test_the_pods_of_a_job_work_one_after_the_other_and_are_done(site: Site) -> None:
     """The sidecar ends with the app, gives the lock back, and the pod counts as succeeded."""
     site.locks("nightly")
-    work = "/var/run/lock/run-as-leader sh -c 'echo $LEASEKEEPER_TOKEN; sleep 1'"
+    work = "/var/run/lock/run-as-leader --grace 0 sh -c 'echo $LEASEKEEPER_TOKEN; sleep 1'"
     template = pod_template(work, app="nightly", lock="nightly")
     template["spec"]["restartPolicy"] = "Never"
     spec = {"completions": 2, "parallelism": 2, "backoffLimit": 0, "template": template}
