@@ -53,6 +53,12 @@ def boot() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
+def in_memory() -> Path | None:
+    """A folder whose files are in memory. None: wherever temporary files are."""
+    memory = Path("/dev/shm")
+    return memory if memory.is_dir() else None
+
+
 def timings_json(timings: Timings) -> dict[str, float]:
     found = asdict(timings)
     del found["drift"]
@@ -147,8 +153,7 @@ class Rig:
         """The address of one etcd server. Its data is in memory where that can be had: what is
         compared are protocols, not this machine's disk.
         """
-        memory = Path("/dev/shm")
-        home = Path(tempfile.mkdtemp(prefix="lk-", dir=memory if memory.is_dir() else None))
+        home = Path(tempfile.mkdtemp(prefix="lk-", dir=in_memory()))
         client, peer = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
         server = Process(home / "etcd.log")
         server.spawn(

@@ -31,7 +31,7 @@ from servers import Process, free_port, wait_until
 from benchmarks import image_root
 from benchmarks.figures.handover import contend, our_worker
 from benchmarks.result import Row, at_most, note, percentile
-from benchmarks.rig import Rig, boot
+from benchmarks.rig import Rig, boot, in_memory
 from leasekeeper.lease import Timings
 
 LOCK = "bench/sidecar"
@@ -118,8 +118,8 @@ class Sidecar(Process):
 
 
 @contextmanager
-def _home() -> Iterator[Path]:
-    home = Path(tempfile.mkdtemp(prefix="lk-bench-"))
+def _home(folder: Path | None = None) -> Iterator[Path]:
+    home = Path(tempfile.mkdtemp(prefix="lk-bench-", dir=folder))
     home.chmod(0o777)
     try:
         yield home
@@ -222,13 +222,14 @@ def _shares(sidecars: dict[str, Sidecar], seconds: float) -> dict[str, float]:
 
 def measure_handover(rig: Rig) -> list[Row]:
     """From SIGTERM to the other's file, in turns with client-go's elector at its defaults on a real
-    API server, which gives the lease back when it is cancelled; and the bare library.
+    API server, which gives the lease back when it is cancelled; and the bare library. The volumes
+    are in memory, as those of injected pods are.
     """
     sidecars: list[float] = []
     electors: list[float] = []
     gaps: list[float] = []
     program = binaries.module("client-go-elector", ELECTOR, [], pins.load(), Progress())
-    with _home() as home, _api(home) as api:
+    with _home() as disk, _api(disk) as api, _home(in_memory()) as home:
         for turn in range(3 if rig.quick else 12):
             sidecars += _sidecars(rig, home, api, turn)
             electors.append(_electors(program / "elector", api.plane, turn))
