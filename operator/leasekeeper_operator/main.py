@@ -34,8 +34,7 @@ log = logging.getLogger("leasekeeper_operator")
 
 WORKERS = 16
 """Keys of each kind that are worked on at once. Each waits for the network nearly all the time: at
-a start with a thousand locks, 8 left a sixth of two cores idle that the operator shared with the
-API server, and 16 none (benchmarks/README.md)."""
+a start with a thousand locks, 16 keep two cores busy that are shared with the API server."""
 
 CLOSE_SECONDS = 3.0
 """For kopf to end. It has nothing to save, and the Lease was given back before."""
