@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -136,6 +137,17 @@ class World:
                 return bool(client.ping())
         except redis.AuthenticationError:
             return False
+
+
+@contextlib.asynccontextmanager
+async def three_nodes(cluster: Cluster, api: Api, quarantine: float = 4.1) -> AsyncIterator[World]:
+    """And an ensemble that is declared: its nodes are born as soon as somebody looks."""
+    with RealNodes(3, registry=False, max_ttl=4.0, quarantine=quarantine) as nodes:
+        world = World(cluster, nodes)
+        world.start_operator(api)
+        world.make_ensemble()
+        yield world
+        await world.ensembles.close()
 
 
 class Killed(Exception):

@@ -8,14 +8,13 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from ensemble import Ensemble as RealNodes
 from leasekeeper_operator import names
 from leasekeeper_operator.api import Api
 from leasekeeper_operator.manifests.ensemble import LONGEST_EVER, longest_lease_in
 from leasekeeper_operator.model import Ensemble, Key, lock_key
 
 from tests.operator.conftest import Cluster
-from tests.operator.real_world import SHORT, World, candidate
+from tests.operator.real_world import SHORT, World, candidate, three_nodes
 
 QUARANTINE = 4.1
 LONGEST = 5.0  # of the LockEnsemble that the world declares for such nodes
@@ -23,13 +22,9 @@ LONGEST = 5.0  # of the LockEnsemble that the world declares for such nodes
 
 @pytest.fixture
 async def world(managed: Cluster, managed_api: Api) -> AsyncIterator[World]:
-    with RealNodes(3, registry=False, max_ttl=4.0, quarantine=QUARANTINE) as nodes:
-        world = World(managed, nodes)
-        world.start_operator(managed_api)
-        world.make_ensemble()
+    async with three_nodes(managed, managed_api, QUARANTINE) as world:
         await world.until_open(3)
         yield world
-        await world.ensembles.close()
 
 
 def reason(world: World, lock: str = "orders") -> str:

@@ -11,25 +11,20 @@ from pathlib import Path
 
 import pytest
 import redis
-from ensemble import Ensemble as RealNodes
 from leasekeeper_operator import rotation
 from leasekeeper_operator.api import Api
 from leasekeeper_operator.model import lock_key
 
 from tests.operator.conftest import Cluster
-from tests.operator.real_world import Executioner, World, candidate, mount_lock
+from tests.operator.real_world import Executioner, World, candidate, mount_lock, three_nodes
 from tests.sidecar.conftest import Pod, Watcher
 
 
 @pytest.fixture
 async def world(managed: Cluster, managed_api: Api) -> AsyncIterator[World]:
-    with RealNodes(3, registry=False, max_ttl=4.0, quarantine=4.1) as nodes:
-        world = World(managed, nodes)
-        world.start_operator(managed_api)
-        world.make_ensemble()
+    async with three_nodes(managed, managed_api) as world:
         await world.until_open(3)
         yield world
-        await world.ensembles.close()
 
 
 def secret(world: World) -> dict[str, str]:

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import redis
-from ensemble import Ensemble as RealNodes
 from leasekeeper_operator import rotation
 from leasekeeper_operator.api import Api
 from leasekeeper_operator.nodes import Passwords
@@ -20,7 +19,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from tests.operator.conftest import Cluster
-from tests.operator.real_world import Executioner, World, candidate
+from tests.operator.real_world import Executioner, World, candidate, three_nodes
 from tests.sidecar.conftest import Watcher
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -49,12 +48,8 @@ def test_new_ones_are_told_to_all_nodes_before_they_are_used_and_the_old_ones_go
 
 @pytest.fixture
 async def world(managed: Cluster, managed_api: Api) -> AsyncIterator[World]:
-    with RealNodes(3, registry=False, max_ttl=4.0, quarantine=4.1) as nodes:
-        world = World(managed, nodes)
-        world.start_operator(managed_api)
-        world.make_ensemble()
+    async with three_nodes(managed, managed_api) as world:
         yield world
-        await world.ensembles.close()
 
 
 def secret(world: World) -> dict[str, str]:

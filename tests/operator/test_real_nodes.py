@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from ensemble import Ensemble as RealNodes
 from leasekeeper_operator.api import Api
 from leasekeeper_operator.manifests.ensemble import edition_in, parse_users
 from leasekeeper_operator.model import lock_key
@@ -19,17 +18,13 @@ from leasekeeper_operator.nodes import OPEN, Nodes, Passwords
 
 from leasekeeper.redlock.registry import NodeView
 from tests.operator.conftest import Cluster
-from tests.operator.real_world import SHORT, Executioner, World
+from tests.operator.real_world import SHORT, Executioner, World, three_nodes
 
 
 @pytest.fixture
 async def world(managed: Cluster, managed_api: Api) -> AsyncIterator[World]:
-    with RealNodes(3, registry=False, max_ttl=4.0, quarantine=4.1) as nodes:
-        world = World(managed, nodes)
-        world.start_operator(managed_api)
-        world.make_ensemble()
+    async with three_nodes(managed, managed_api) as world:
         yield world
-        await world.ensembles.close()
 
 
 async def test_nodes_are_born_by_the_record_and_open(world: World) -> None:

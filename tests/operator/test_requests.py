@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from ensemble import Ensemble as RealNodes
 from leasekeeper_operator.api import Api
 from leasekeeper_operator.link import Link
 from leasekeeper_operator.model import Key, lock_key
@@ -20,7 +19,7 @@ from leasekeeper_operator.queue import Queue
 from leasekeeper_operator.watches import Watches
 
 from tests.operator.conftest import Cluster
-from tests.operator.real_world import SHORT, World
+from tests.operator.real_world import SHORT, World, three_nodes
 
 Object = dict[str, Any]
 LOOK = "FCALL lk1_state + FCALL lk1_entries"
@@ -30,14 +29,10 @@ LOOK = "FCALL lk1_state + FCALL lk1_entries"
 @pytest.fixture
 async def world(managed: Cluster, managed_api: Api) -> AsyncIterator[World]:
     """Three open nodes."""
-    with RealNodes(3, registry=False, max_ttl=4.0, quarantine=4.1) as nodes:
-        world = World(managed, nodes)
-        world.start_operator(managed_api)
-        world.make_ensemble()
+    async with three_nodes(managed, managed_api) as world:
         await world.until_open(3)
         await world.until(lambda: world.condition("Updated")[0] == "True", "the last pod is known")
         yield world
-        await world.ensembles.close()
 
 
 @contextmanager
