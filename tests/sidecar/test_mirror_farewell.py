@@ -5,16 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from leasekeeper_sidecar import mirror
 
 from leasekeeper.kubernetes import api as kube_api
 from tests.sidecar.fake_api import PATIENCE, FakeApi, bench, serving
-
-if TYPE_CHECKING:
-    pass
 
 
 @pytest.fixture
