@@ -12,8 +12,8 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import NoReturn
 
 from leasekeeper.clock import Instant, SystemClock
-from leasekeeper.elector import State
 from leasekeeper.lease import ConfigurationError
+from leasekeeper.tenure import State
 from leasekeeper_sidecar import config as configuration
 from leasekeeper_sidecar import health, http, metrics, pages
 from leasekeeper_sidecar.candidacy import Candidacy

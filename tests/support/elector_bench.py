@@ -10,7 +10,7 @@ from typing import Any
 from virtual_time import VirtualClock, run
 
 from leasekeeper.clock import Deadline
-from leasekeeper.elector import Drain, Elector, State
+from leasekeeper.elector import Drain, Elector
 from leasekeeper.lease import (
     Acquired,
     Grant,
@@ -22,6 +22,7 @@ from leasekeeper.lease import (
     Unavailable,
     Unknown,
 )
+from leasekeeper.tenure import State
 
 TIMINGS = Timings(lease_duration=15, renew_deadline=10, retry_period=2)
 FIRST_RENEWAL = TIMINGS.retry_period / 4

@@ -18,7 +18,7 @@ from sim_loop import ProcessLoop
 from sim_net import Network, Server
 from sim_referee import Referee
 
-from leasekeeper.elector import Elector, State
+from leasekeeper.elector import Elector
 from leasekeeper.lease import (
     Acquired,
     Candidate,
@@ -34,6 +34,7 @@ from leasekeeper.lease import (
 from leasekeeper.redlock.membership import Membership, Node
 from leasekeeper.redlock.store import RedlockStore
 from leasekeeper.redlock.transport import Link, OnPush
+from leasekeeper.tenure import State
 
 YES = ("COMMITTED", "GRANTED", "OK")
 NO = ("HIGH", "MISSING", "NOTMINE")

@@ -11,10 +11,11 @@ from sim_world import LONGER
 
 from leasekeeper import elector
 from leasekeeper.clock import Deadline, Instant
-from leasekeeper.elector import Continue, Elector, End, State, after_renewal
+from leasekeeper.elector import Elector
 from leasekeeper.lease import Grant, ReleaseOutcome, Unknown
 from leasekeeper.redlock import functions, quorum
 from leasekeeper.redlock.store import RedlockStore
+from leasekeeper.tenure import Continue, End, State, after_renewal
 
 VOTE = functions.VOTE
 

@@ -18,7 +18,6 @@ from elector_bench import (
 )
 from virtual_time import run
 
-from leasekeeper.elector import State
 from leasekeeper.lease import (
     Acquired,
     Grant,
@@ -28,6 +27,7 @@ from leasekeeper.lease import (
     Request,
     Unavailable,
 )
+from leasekeeper.tenure import State
 
 
 @in_virtual_time
