@@ -16,6 +16,8 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import AsyncGenerator, Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -84,8 +86,7 @@ class Operator:
         return int(line.split()[1]) / 1024
 
     def processor_seconds(self) -> float:
-        fields = Path(f"/proc/{self._child.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return _processor_seconds(self._child.pid)
 
     def seconds_to_quiet(self, locks: int) -> float:
         """From the start of the process to its last write or look at a lock."""
@@ -102,6 +103,15 @@ class Operator:
                 return since - self.began
             time.sleep(0.25)
         raise TimeoutError(f"not quiet after {PATIENCE:.0f} s")
+
+
+def _processor_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _of_others(plane: ControlPlane) -> dict[str, float]:
+    return {name: _processor_seconds(pid) for name, pid in plane.processes.items()}
 
 
 def measure(rig: Rig) -> list[Row]:
@@ -121,34 +131,56 @@ def measure(rig: Rig) -> list[Row]:
         _declare(plane, locks, nodes)
         # A birth waits for the nodes' quarantine, if locks were published: it is not the operator's
         time.sleep(max(0.0, rested - time.monotonic()))
-        operator = Operator(plane, Path(folder), _ports(nodes))
+        before = _of_others(plane)
+        start = partial(Operator, plane, Path(folder), _ports(nodes))
+        operator = start()
         try:
-            quiet = operator.seconds_to_quiet(locks)
-            start = operator.processor_seconds()
-            assert _published(plane) == locks, "the operator is quiet, and not done"
-            assert _ready(plane) == locks, "not every lock can be used"
-            processor, writes = operator.processor_seconds(), operator.writes()
-            time.sleep(rest)
-            share = (operator.processor_seconds() - processor) / rest * 100
-            written = operator.writes() - writes
-            memory, peak = operator.memory("VmRSS"), operator.memory("VmHWM")
-            latencies = asyncio.run(_change(plane, locks, changes))
+            rows = _started(operator, plane, locks, before)
+            rows += _at_rest(operator, rest)
+            rows += _changed(plane, locks, changes)
             operator.stop()
-            operator = Operator(plane, Path(folder), _ports(nodes))
+            operator = start()
             again = operator.seconds_to_quiet(locks)
         finally:
             operator.stop()
+    rows.append(at_most("started again, to quiet", "s", again, 30, "a bound"))
     what = f"operator, {locks} locks on {ensembles} ensembles: "
+    return [replace(row, figure=what + row.figure) for row in rows]
+
+
+def _started(
+    operator: Operator, plane: ControlPlane, locks: int, before: dict[str, float]
+) -> list[Row]:
+    """`before`: what the others had used of the processor."""
+    quiet, own = operator.seconds_to_quiet(locks), operator.processor_seconds()
+    others = {name: now - before[name] for name, now in _of_others(plane).items()}
+    assert _published(plane) == locks, "the operator is quiet, and not done"
+    assert _ready(plane) == locks, "not every lock can be used"
+    used = {"operator": own, **others}
     return [
-        at_most(what + "start to quiet", "s", quiet, 30, "a bound"),
-        note(what + "processor until then", "s", start, "", None),
-        at_most(what + "started again, to quiet", "s", again, 30, "a bound"),
-        at_most(what + "resident memory", "MiB", memory, 150, "a bound"),
-        note(what + "its peak", "MiB", peak, "", None),
-        at_most(what + f"writes in {rest} s at rest", "", written, 0.5, "none"),
-        at_most(what + "processor at rest", "% of a core", share, 1.0, "a bound"),
-        note(what + "a changed lock, p50", "s", percentile(latencies, 50), "", None),
-        at_most(what + "a changed lock, p99", "s", percentile(latencies, 99), 1.0, "a bound"),
+        at_most("start to quiet", "s", quiet, 30, "a bound"),
+        *(note(f"processor until then, {name}", "s", it, "", None) for name, it in used.items()),
+    ]
+
+
+def _at_rest(operator: Operator, seconds: float) -> list[Row]:
+    processor, writes = operator.processor_seconds(), operator.writes()
+    time.sleep(seconds)
+    share = (operator.processor_seconds() - processor) / seconds * 100
+    written = operator.writes() - writes
+    return [
+        at_most("resident memory", "MiB", operator.memory("VmRSS"), 150, "a bound"),
+        note("its peak", "MiB", operator.memory("VmHWM"), "", None),
+        at_most(f"writes in {seconds} s at rest", "", written, 0.5, "none"),
+        at_most("processor at rest", "% of a core", share, 1.0, "a bound"),
+    ]
+
+
+def _changed(plane: ControlPlane, locks: int, changes: int) -> list[Row]:
+    latencies = asyncio.run(_change(plane, locks, changes))
+    return [
+        note("a changed lock, p50", "s", percentile(latencies, 50), "", None),
+        at_most("a changed lock, p99", "s", percentile(latencies, 99), 1.0, "a bound"),
     ]
 
 

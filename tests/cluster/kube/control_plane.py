@@ -69,6 +69,11 @@ class ControlPlane:
     def kubectl(self) -> Path:
         return self._programs / "kubectl"
 
+    @property
+    def processes(self) -> dict[str, int]:
+        """The ids of what runs, by name."""
+        return {name: child.pid for name, child in self._running}
+
     def __enter__(self) -> ControlPlane:
         self.start()
         return self
