@@ -56,8 +56,8 @@ CROWD_SECONDS = 1.0
 """Between two looks that are taken because of locks. One alone does not wait for it; those that
 come together are told to the nodes, and written to a Secret, in one step."""
 CROWD = 250
-"""For so many locks that wait, it is as long again. At a start with a thousand, looks that find a
-few new ones each take a third of what the locks themselves do, from the same API server."""
+"""For so many locks that wait, it is as long again; LOOK_SECONDS bound it. Looks that find a few
+new ones each would take a fifth of a start with a thousand (benchmarks/README.md)."""
 REREAD_SECONDS = 60.0
 """How long the nodes alone are looked at, while the watch tells of no change of LockEnsembles."""
 RESYNC_SECONDS = 300.0  # for what no watch reports: budget and policy edited by hand

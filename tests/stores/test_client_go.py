@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from kube_lease import control_plane, fresh_lease
+from kube_lease import control_plane
 from lease_locks import CLOCK, TIMINGS, Lock, given_back, renewed, won
 
 from leasekeeper.elector import Elector
@@ -36,9 +35,7 @@ def plane() -> Iterator[ControlPlane]:
 
 @pytest.fixture
 def lock(plane: ControlPlane) -> Lock:
-    lock = Lock(plane)
-    lock.kubectl("create", "-f-", given=json.dumps(fresh_lease("default", lock.name)))
-    return lock
+    return Lock.make(plane)
 
 
 class Ours:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
-from kube_lease import control_plane, fresh_lease
+from kube_lease import control_plane
 from lease_locks import Lock, given_back, renewed, won
 
 from leasekeeper.kubernetes import record
@@ -39,9 +39,7 @@ def plane() -> Iterator[ControlPlane]:
 
 @pytest.fixture
 def lock(plane: ControlPlane) -> Lock:
-    lock = Lock(plane)
-    lock.kubectl("create", "-f-", given=json.dumps(fresh_lease("default", lock.name)))
-    return lock
+    return Lock.make(plane)
 
 
 async def test_kubectl_shows_the_holder_and_the_token(lock: Lock) -> None:

@@ -9,7 +9,7 @@ import subprocess
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from kube_lease import administrator
+from kube_lease import administrator, fresh_lease
 
 from leasekeeper.clock import SystemClock
 from leasekeeper.kubernetes.store import KubernetesStore
@@ -35,6 +35,12 @@ class Lock:
 
     plane: ControlPlane
     name: str = field(default_factory=lambda: f"lock-{secrets.token_hex(4)}")
+
+    @classmethod
+    def make(cls, plane: ControlPlane) -> Lock:
+        lock = cls(plane)
+        lock.kubectl("create", "-f-", given=json.dumps(fresh_lease("default", lock.name)))
+        return lock
 
     def store(self, name: str) -> KubernetesStore:
         return KubernetesStore(

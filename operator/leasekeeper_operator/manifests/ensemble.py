@@ -38,8 +38,9 @@ def max_memory(resources: Object) -> str:
 
 
 def _bytes(quantity: str | int) -> int:
-    """The CRD takes any text here. A number of a few letters, such as 1e999999999, would keep the
-    whole operator busy for ever when it is written out."""
+    """CRDs are upgraded by hand, and those of an earlier version take any text here. A number of a
+    few letters, such as 1e999999999, would keep the whole operator busy for ever when it is written
+    out."""
     from kubernetes.utils.quantity import parse_quantity  # here: it costs a fifth of a second
 
     number = parse_quantity(quantity)  # type: ignore[no-untyped-call]
